@@ -321,9 +321,8 @@ class ThreadWorker(process.Worker):
         found = workers.stop_policy(policy)
         return found not in _STAYS and (found is not workers.HARD or bool(self._on_exit))
 
-    def _run_policy(self, own: queue_state.Queue, policy: str) -> None:
-        if own.jobs:
-            super()._run_policy(own, policy)
+    def _run_policy(self, own: queue_state.Queue, policy: str | None) -> None:
+        super()._run_policy(own, policy if own.jobs else None)
 
     def _begin_policy(
         self, policy: str, about: JsonDict, on_exit: ExitFn | None = None

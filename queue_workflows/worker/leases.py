@@ -64,7 +64,8 @@ class Leases:
 
     `hold` moves the deadline at which the launcher kills the executors of a silent worker.
     `report` returns the detail of the worker rows, except for their jobs. `is_own_policy` returns
-    whether the app defines a stop policy, `run_policy` runs it.
+    whether the app defines a stop policy. `run_policy` is called at each switch of a queue with the
+    policy of the app to run, or None; it ends one that runs because of an earlier switch.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Leases:
         report: Callable[[], JsonDict],
         models: gpu_models.GpuModels | None = None,
         is_own_policy: Callable[[str], bool] = lambda _: False,
-        run_policy: Callable[[queue_state.Queue, str], object] = _ignore,
+        run_policy: Callable[[queue_state.Queue, str | None], object] = _ignore,
         now_fn: NowFn = clock.boot_s,
     ) -> None:
         self._desk, self._logs, self._models = desk_, logs, models
@@ -292,8 +293,8 @@ class Leases:
                 is_new, is_own = own.off != policy, policy and self._is_own_policy(policy)
                 handler = None if policy is None or is_own else workers.stop_policy(policy)
                 self._desk.switch(own, policy, hard=handler is workers.HARD)
-                if policy and is_own and is_new:  # once for each time that it turns OFF
-                    self._run_policy(own, policy)
+                if is_new:
+                    self._run_policy(own, policy if is_own else None)
 
         what = "whether the queues are OFF cannot be read, which is tried again"
         return _request(check(), what, checked)

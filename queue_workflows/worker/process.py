@@ -420,9 +420,13 @@ class Worker:
         service.Thread("stop-policy", run).start()
         return ours
 
-    def _run_policy(self, own: queue_state.Queue, policy: str) -> None:
-        """Start a stop policy of the app; stop by `hard` if it cannot start."""
-        if own in self._policies:
+    def _run_policy(self, own: queue_state.Queue, policy: str | None) -> None:
+        """Start a stop policy of the app, if given; stop by `hard` if it cannot start.
+
+        One that still runs is ended, since it must not stop jobs by a switch that is over.
+        """
+        self._end_policy(own, "")
+        if policy is None:
             return
         who = own.who
         about = {"host": who.host, "queue": who.queue, "lease_s": who.lease_s,
@@ -473,7 +477,7 @@ class Worker:
     def _end_policy(self, own: queue_state.Queue, failed: str) -> None:
         """Note that a stop policy has ended; stop hard if it has failed."""
         if (policy := self._policies.pop(own, None)) is None:
-            return  # it has taken too long
+            return
         self._loop.forget(policy.end.fileno())
         policy.end.close()
         if not failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 from pathlib import Path
@@ -21,7 +22,7 @@ from queue_workflows import (
     worker_control,
     workers,
 )
-from tests.support import invariants, proxy, slot_app, transitions
+from tests.support import constants, invariants, proxy, slot_app, transitions
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 from tests.support.worker_views import begun, ended, node, node_row, row, sessions, stopped
@@ -303,6 +304,29 @@ def test_a_stop_policy_of_the_app_that_fails_is_hard(
     assert running.wait() == 79, running.err
     assert f"stop policy {words}; stopping hard" in running.err
     assert (row(job_id)["status"], row(job_id)["crash_count"]) == ("queued", 0)
+
+
+def test_a_stop_policy_of_the_app_ends_with_the_switch_that_began_it(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes too long, and its queue is turned ON, and OFF by another policy, meanwhile."""
+    ((job_id, folder),) = in_folders(tmp_path, "waits")
+    limit = constants.env({"run.stop_policy.WITHIN_S": 4.0})
+    running = worker(cli, 1, app="tests.support.slot_app:setup_policy", **limit)
+    until(lambda: begun(folder))
+    host = config.host_label()
+    monkeypatch.setitem(worker_control.STOP_POLICIES, "slow", slot_app.slow_policy)
+    workers.disable(host, slot_app.QUEUE, stop_policy="slow")
+    until(lambda: "slow policy in " in running.err)
+    found = re.search(r"slow policy in (\d+);", running.err)
+    assert found is not None
+    workers.enable(host, slot_app.QUEUE)
+    workers.disable(host, slot_app.QUEUE, stop_policy="drain")
+    until(lambda: not Path(f"/proc/{found[1]}").exists())
+    slot_app.let_go(folder)
+    until(lambda: ended(job_id))
+    assert row(job_id)["claim_no"] == 1
+    stopped(running)
 
 
 def test_a_stop_policy_that_no_descriptor_is_left_for_is_hard(

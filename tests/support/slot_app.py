@@ -568,6 +568,7 @@ def failing_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
 
 def slow_policy(worker: Any, *, on_exit: Callable[[int], object]) -> None:
     """Take too long."""
+    print(f"slow policy in {os.getpid()};", file=sys.stderr, flush=True)
     time.sleep(60)
 
 
