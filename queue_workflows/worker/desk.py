@@ -222,7 +222,7 @@ class Desk:
             if state == LOCKED or may_pass(error):
                 self._set_aside(write.job, now, by_row=state in (LOCKED, TIMED_OUT))
                 if state != LOCKED:
-                    self._retry_later(error)
+                    self._retry_later(error, f"a statement about job {write.job.id}")
             else:
                 ended()
                 write.refused(error)
@@ -385,11 +385,11 @@ class Desk:
         for job, outcome in done:
             self.write(job, functools.partial(_record, job, outcome))
 
-    def _retry_later(self, error: Exception) -> None:
+    def _retry_later(self, error: Exception, what: str = "claiming") -> None:
         if self._logged != (logged := _sqlstate(error) or "away"):
             self._logged = logged
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            _log.warning("claiming waits for the database: %s", line)
+            _log.warning("%s waits for the database, and is tried again: %s", what, line)
         pause_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         self._retry_at = self.now() + pause_s
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
@@ -439,7 +439,7 @@ class Desk:
         def refused(error: Exception) -> None:
             job.refusals += 1
             if job.refusals < REFUSALS:
-                self._retry_later(error)
+                self._retry_later(error, f"the end of job {job.id}")
                 self.write(job, make)
             elif job.refusals == REFUSALS:
                 why = f"its end cannot be recorded: {str(error).strip()}"
