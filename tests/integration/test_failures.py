@@ -272,27 +272,48 @@ STATES = ("analyzed", "without statistics", "of empty tables", "of emptied table
 """The statistics that the planner has."""
 
 
-@pytest.fixture(scope="module", params=STATES)
-def large(own_database: database.Database, request: pytest.FixtureRequest) -> Generator[str]:
-    """Return the DSN of a database with many jobs, of which each tenth failed."""
+@pytest.fixture(scope="module")
+def filled(own_database: database.Database) -> Generator[str]:
+    """Return the name of a database with many jobs, of which each tenth failed, to copy."""
     name = own_database.fresh_name()
-    dsn = own_database.create_migrated(name)
-    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
-        for table in TABLES:
-            conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
-            conn.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())
+    with db.connect(url=own_database.create_migrated(name), limited=False) as conn:
+        by_hand(conn)
+        fill(conn)
+    yield name
+    own_database.drop(name)
+
+
+@pytest.fixture(scope="module", params=STATES)
+def large(
+    own_database: database.Database, filled: str, request: pytest.FixtureRequest
+) -> Generator[str]:
+    """Return the DSN of such a database in a state."""
+    name = own_database.fresh_name()
+    if request.param == "of empty tables":
+        dsn = own_database.create_migrated(name)
+    else:
+        dsn = own_database.create(name, template=filled)
+    with db.connect(url=dsn, limited=False) as conn:
         if request.param == "of empty tables":
+            by_hand(conn)
             conn.execute(b"ANALYZE")
-        if request.param == "of emptied tables":
             fill(conn)
+        if request.param == "of emptied tables":
             for table in reversed(TABLES):
                 conn.execute(f"DELETE FROM {table}".encode())
                 conn.execute(f"VACUUM (ANALYZE, TRUNCATE false) {table}".encode())
-        fill(conn)
+            fill(conn)
         if request.param == "analyzed":
             conn.execute(b"ANALYZE")
     yield dsn
     own_database.drop(name)
+
+
+def by_hand(conn: Any) -> None:
+    """Let nothing but the statements of these tests analyze or change the tables."""
+    for table in TABLES:
+        conn.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)".encode())
+        conn.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER".encode())
 
 
 def fill(conn: Any) -> None:
