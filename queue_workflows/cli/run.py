@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -217,7 +218,7 @@ def _delays(run_id: str, queues: Collection[str]) -> list[str]:
     delays = [texts.pause_text(row) for row in paused if row["queue"] in queues]
     if found["n"]:
         what = f"{output.counted(found['n'], 'older run')} of {', '.join(found['names'])}"
-        first = f"`{command.PROG} cancel {found['first']}`"
+        first = f"`{command.PROG} cancel {shlex.quote(found['first'])}`"
         many = found["n"] > 1
         ends = f"are ahead, {first} ends the first" if many else f"is ahead, {first} ends it"
         delays.insert(0, output.line(f"{what} {ends}", 500))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -196,7 +197,7 @@ def _retried(
     if from_step is not None and is_run:
         raise errors.InvalidConfig(
             f"--from-step {from_step} needs a job, and {any_id} is a run; name the job of the "
-            f"node, which `{command.PROG} show {any_id} --node NODE` shows"
+            f"node, which `{command.PROG} show {shlex.quote(any_id)} --node NODE` shows"
         )
     try:
         if is_run:

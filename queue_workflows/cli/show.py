@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from queue_workflows import db, errors, history
@@ -173,10 +174,10 @@ def _follow(
 
 def _left(kind: str, any_id: str) -> int:
     """Report that only the view was stopped; return the exit code."""
-    shown = output.line(any_id)
+    shown, word = output.line(any_id), output.line(shlex.quote(any_id), None)
     command.print_message(
-        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {shown}"
-        f" --follow` shows it again, `{command.PROG} cancel {shown}` ends it"
+        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {word}"
+        f" --follow` shows it again, `{command.PROG} cancel {word}` ends it"
     )
     return exit_codes.INTERRUPTED
 
@@ -186,7 +187,7 @@ def _steps(kind: str, job_id: str, *, full: bool) -> define.Shown:
     if kind == "run":
         raise errors.InvalidConfig(
             f"--steps needs the job of a node, and {job_id} is a run; "
-            f"`{command.PROG} show {job_id} --node NODE` shows the job of a node"
+            f"`{command.PROG} show {shlex.quote(job_id)} --node NODE` shows the job of a node"
         )
     from queue_workflows import jobs
 

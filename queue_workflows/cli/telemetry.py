@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import shlex
 import sys
 import time
 from datetime import datetime, timedelta, timezone
@@ -71,9 +72,8 @@ def _of_job(start: str) -> list[JsonDict]:
     """Return the samples of the machine of a job, from before its end."""
     kind, job_id = ids.found(start, jobs_first=True)
     if kind == "run":
-        raise errors.InvalidConfig(
-            f"--job {start[:80]} is a run; `{command.PROG} show {job_id}` shows its jobs"
-        )
+        shows = f"`{command.PROG} show {shlex.quote(job_id)}` shows its jobs"
+        raise errors.InvalidConfig(f"--job {start[:80]} is a run; {shows}")
     shown = history.get_job(job_id)
     if shown is None or not shown["attempts"]:
         raise errors.InvalidConfig(f"no worker has claimed --job {start[:80]} yet")

@@ -152,6 +152,16 @@ def test_an_unknown_id_is_reported_under_the_name_of_the_command(
     assert (said.code, said.out, said.err) == (1, "", line)
 
 
+def test_a_command_that_is_named_takes_the_id_as_one_word(conn: db.Connection) -> None:
+    run_id = "nightly; true"
+    factories.run(conn, id=run_id)
+    for argv in (
+        ("show", run_id, "--steps"), ("retry", run_id, "--from-step", "s"),
+        ("samples", "--job", run_id),
+    ):  # fmt: skip
+        assert "`queue-workflows show 'nightly; true'" in console.refusal(*argv), argv
+
+
 def test_inputs_of_a_run_that_is_not_there_are_none_of_a_run_that_waits_for_nobody(
     db: ModuleType,
 ) -> None:
