@@ -20,6 +20,8 @@ _IDLE_S = 0.015
 """How long the work takes on an idle core of a machine of 2023, rounded up."""
 _MOST = 6.0
 _EVERY_S = 2.0
+_BETWEEN_S = 5.0
+"""Between tests less often than while one waits: it would take a hundredth of the time of all."""
 _KEPT_S = 60.0
 _seen: deque[tuple[float, float]] = deque()
 """When the machine was measured in the last minute, and the factors."""
@@ -38,8 +40,8 @@ def slowness() -> float:
 
 
 def measure() -> None:
-    """Measure the machine, unless that was done in the last two seconds."""
-    if not _seen or _now() - _seen[-1][0] >= _EVERY_S:
+    """Measure the machine, unless that was done in the last five seconds."""
+    if not _seen or _now() - _seen[-1][0] >= _BETWEEN_S:
         slowness()
 
 
