@@ -69,8 +69,9 @@ class ClaimedJob:
         self.place: executors.Executor | None = None
         self.is_over = False
         """Whether its handler has ended or will not start, and its outcome is to be recorded."""
-        self.refusals = 0
-        """How often the database has refused to record its outcome."""
+        self.refusals = self.timeouts = 0
+        """How often the database has refused to record its outcome, and how often a statement about
+        it took too long."""
         self.end: Ending | None = None
         self.cancel_requested, self.cancel_at = False, math.inf
         """`cancel_at` is when the grace period of a cancelled handler ends."""

@@ -40,6 +40,9 @@ The first renewal may come a third of the lease later, and a job is ended a quar
 """
 REFUSALS: Final = 4
 """How often the database may refuse the values of a job's outcome before the job is given up."""
+TIMEOUTS: Final = 60
+"""How often statements about a job may take too long before the next one counts as refused. With
+the pauses, that takes about as long as a lease, so the lease was renewed meanwhile."""
 REFUSED_WAIT_S: Final = 60.0
 """Seconds for which a job is delayed if neither its outcome nor its failure can be recorded."""
 RETRY_FIRST_S: Final = 0.1
@@ -219,7 +222,9 @@ class Desk:
 
         def refused(error: Exception) -> None:
             state = _sqlstate(error)
-            if state == LOCKED or may_pass(error):
+            write.job.timeouts += state == TIMED_OUT
+            is_slow = state == TIMED_OUT and write.job.timeouts >= TIMEOUTS
+            if state == LOCKED or (may_pass(error) and not is_slow):
                 self._set_aside(write.job, now, by_row=state in (LOCKED, TIMED_OUT))
                 if state != LOCKED:
                     self._retry_later(error, f"a statement about job {write.job.id}")

@@ -438,6 +438,17 @@ def test_an_end_that_takes_too_long_each_time_delays_no_other_job() -> None:
     assert world.to_write == ["slow"]
 
 
+def test_an_end_that_takes_too_long_each_time_is_given_up() -> None:
+    world = World()
+    world.claim("a")
+    world.ended("a", outcomes.Outcome("failed", 0.001))
+    for _ in range(desk.TIMEOUTS + desk.REFUSALS - 1):
+        world.request().refused(psycopg.errors.QueryCanceled())
+        world.later(desk.RETRY_MAX_S)
+    charge: Any = next(world.request().script)
+    assert charge.text == statements.recovery.count_crash["ingest_jobs"].text
+
+
 # Time limits and guards.
 
 
