@@ -49,12 +49,8 @@ BEGIN
        OR greatest(octet_length(NEW.id), octet_length(NEW.task_name), octet_length(NEW.lock_key),
                    octet_length(NEW.partition_key), octet_length(NEW.idempotency_key),
                    octet_length(NEW.claimed_by), octet_length(NEW.worker_id)) > 1000
-       OR octet_length(NEW.reason) > 8000 THEN
+       OR octet_length(NEW.reason) > 8000 OR NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
-    END IF;
-    IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
-        RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
-            NEW.idempotency_window_s USING ERRCODE = 'check_violation';
     END IF;
     IF octet_length(NEW.args::text) > 256 THEN
         PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');
