@@ -331,7 +331,7 @@ class ThreadWorker(process.Worker):
 
 
 def _stay(code: int) -> None:
-    text = "the queue was turned off: its jobs go back, and this process stays (on_exit takes %d)"
+    text = "the queue was turned off, so its jobs go back; this process stays (on_exit takes %d)"
     _log.warning(text, code)
 
 

@@ -203,7 +203,7 @@ class JobQueueManager:
             try:
                 hash(each.id)
             except Exception:  # noqa: BLE001  the boundary around app code
-                _log.exception("the plan returned a %s, which has no `id` to run it by", type(each))
+                _log.exception("the plan returned a %s, whose `id` cannot be used", type(each))
             else:
                 jobs.append(each)
         self._stale.forget_reset()

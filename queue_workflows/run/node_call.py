@@ -180,7 +180,7 @@ class NodeCall(task_call.Attempt):
         if cache is None:
             raise errors.UnknownModel(
                 f"node {self.row['node_id']!r} needs model {model_id!r}, and this worker has no "
-                "model cache: only a gpu worker has one, or pass `model_cache` to execute_node()"
+                "model cache; only a gpu worker has one, or pass `model_cache` to execute_node()"
             )
         if cache.current_model == model_id:
             return cache.require_model(model_id), 0.0
