@@ -51,7 +51,7 @@ def _changing(
     default: Sequence[str],
     act: Callable[[list[str], bool], list[JsonDict]],
 ) -> None:
-    """Add a subcommand that changes jobs; `default`: the statuses that a filter means."""
+    """Add a subcommand that changes jobs; `default`: the statuses of a filter without any."""
 
     def change(
         job: list[str] | None = None, dry_run: bool = False, *, asked: JsonDict
@@ -83,7 +83,8 @@ def _changing(
 
 _changing(
     "retry",
-    "Queue failed or cancelled jobs again. They get all attempts; a filter means failed ones.",
+    "Queue failed or cancelled jobs again, with all their attempts. A filter without --status "
+    "chooses failed jobs.",
     ("failed",),
     lambda some, _: api.retry_many(some),
 )
@@ -95,7 +96,8 @@ _changing(
 )
 _changing(
     "delete",
-    "Delete jobs that do not run. A filter means those that are over; their history stays.",
+    "Delete jobs that do not run; their history stays. A filter without --status chooses jobs that "
+    "are over.",
     sorted(TERMINAL_RUN_STATUSES),
     lambda some, _: api.delete_many(some),
 )

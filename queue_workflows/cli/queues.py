@@ -127,7 +127,7 @@ def _shown(name: str | None, rows: list[Row]) -> define.Shown:
     --catch-up WHICH none|last|all  Which of the missed instants fire.
     --catch-up-max  How many missed instants --catch-up all fires at most.
     --catch-up-within-s  How many seconds old the instants of --catch-up all may be.
-    --overlap POLICY allow|skip|replace|queue  If the last job or run is not over.
+    --overlap POLICY allow|skip|replace|queue  How it fires if the last job or run is not over.
     --jitter-s  How many seconds the start may be delayed, chosen at random.
     --start-at TIME  The first time at which it may fire; in --tz if it has no zone.
     --end-at TIME  The last time at which it may fire; in --tz if it has no zone.""",

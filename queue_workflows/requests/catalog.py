@@ -360,9 +360,9 @@ class ListJobs(Pages[JsonDict]):
                 kind=list[str] | None, send=_several),
     ] = None  # fmt: skip
     since: Annotated[datetime | timedelta | None, _moment("queued, started or ended since")] = None
-    key: Annotated[str | None, _filter("their idempotency, lock or partition key", "KEY")] = None
+    key: Annotated[str | None, _filter("of this idempotency, lock or partition key", "KEY")] = None
     text: Annotated[
-        str | None, _filter("part of id, task, key or error", "TEXT", 200, name="q")
+        str | None, _filter("with this part of id, task, key or error", "TEXT", 200, name="q")
     ] = None
     limit: FirstPage = 100
 
@@ -814,7 +814,7 @@ class ListActs(Pages[JsonDict]):
     _: KW_ONLY
     since: Annotated[datetime | timedelta | None, _moment("since")] = None
     actor: Annotated[str | None, _filter("only acts of this actor", "WHO")] = None
-    action: Annotated[str | None, _filter("only these, as cancel, retry, pause, off", "DID")] = None
+    action: Annotated[str | None, _filter("only of this name, as cancel, pause, off", "DID")] = None
     kind: Annotated[
         str | None, _filter("only of run, job, queue, schedule, machine or failures", "KIND")
     ] = None
