@@ -73,8 +73,12 @@ def _files(folder: Path) -> tuple[dict[int, Path], dict[str, Path]]:
         version = int(match[1])
         if match[3]:
             downs[path.name.removesuffix(".down.sql")] = path
-        elif version in ups or version < 1:
-            raise errors.MigrationFailed(f"{path.name}: version {version} is taken or not positive")
+        elif version < 1:
+            raise errors.MigrationFailed(f"{path.name}: migrations are numbered from 0001 on")
+        elif version in ups:
+            raise errors.MigrationFailed(
+                f"{path.name}: version {version} is taken by {ups[version].name}"
+            )
         else:
             ups[version] = path
     return ups, downs

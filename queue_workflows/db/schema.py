@@ -46,7 +46,9 @@ def exclusive(
                         statements.migrations.unlock(conn)
                     break
             if stopped():
-                raise errors.MigrationFailed("a stop was requested before the schema's lock came")
+                raise errors.MigrationFailed(
+                    "a stop was requested while another session held the lock of the schema"
+                )
             if time.monotonic() >= log_at:
                 log_at = time.monotonic() + LOGGED_S
                 held_by = ", ".join(
@@ -146,7 +148,10 @@ def _retried(transaction: Callable[[], None], stopped: Callable[[], bool]) -> No
                 raise
             if time.monotonic() >= log_at:
                 log_at = time.monotonic() + LOGGED_S
-                _log.warning("the triggers cannot be replaced yet: a transaction uses their tables")
+                _log.warning(
+                    "the triggers cannot be replaced yet, since transactions use their tables; "
+                    "`queue-workflows doctor` names the oldest one"
+                )
             time.sleep(GIVEN_WAY_S)
         except (psycopg.Error, errors.MigrationFailed) as error:
             cause = error.__cause__ if isinstance(error, errors.MigrationFailed) else error
@@ -207,7 +212,12 @@ def _missing(
     for step in steps:
         recorded = applied[step.version]["checksum"] if step.version in applied else None
         if recorded is not None and recorded != step.checksum:
-            _log.warning("migration %04d_%s changed after it was applied", step.version, step.name)
+            _log.warning(
+                "migration %04d_%s changed after it was applied, and is not applied again: put the "
+                "change into a new migration",
+                step.version,
+                step.name,
+            )
     return [step for step in steps if step.version not in applied]
 
 
@@ -289,7 +299,10 @@ def _down_steps(steps: list[ledger.Migration], versions: Iterable[int]) -> list[
     targets = sorted(versions, reverse=True)
     for version in targets:
         if version not in known:
-            raise errors.MigrationFailed(f"no down migration for version {version}")
+            raise errors.MigrationFailed(
+                f"no down migration for version {version}: add its NNNN_name.down.sql, or stay at "
+                "this version"
+            )
     return [known[version] for version in targets]
 
 

@@ -453,8 +453,8 @@ def test_a_version_to_stop_at_may_be_below_the_chain_and_below_the_database(
     [
         (None, "no migration folder"),
         ({}, "no NNNN_name.sql"),
-        ({"_0001_a": "", "_0001_b": ""}, "0001_b.sql: version 1 is taken"),
-        ({"_0000_a": ""}, "not positive"),
+        ({"_0001_a": "", "_0001_b": ""}, "0001_b.sql: version 1 is taken by 0001_a.sql"),
+        ({"_0000_a": ""}, "0000_a.sql: migrations are numbered from 0001 on"),
         ({"_0001_a": "", "_0002_b_down": ""}, "0002_b.down.sql has no 0002_b.sql"),
         ({"_0001_a": "", "_02_b": ""}, "02_b.sql: a migration is named NNNN_name.sql"),
     ],
