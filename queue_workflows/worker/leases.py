@@ -216,7 +216,10 @@ class Leases:
 
         def renewed(found: list[claims.Renewal]) -> None:
             self._renewed(reports, found, now)
-            self._keep_hold(self._now())
+            if (ended := self._now()) - now > AGAIN_S:
+                # One by one they may take long. Other statements, such as of OFF, come in between.
+                self._renew_at = max(self._renew_at, ended + min(AGAIN_S, AGAIN * lease_s))
+            self._keep_hold(ended)
             if any(job.cursors for job in reports):
                 self._store_cursors([*reports])
 

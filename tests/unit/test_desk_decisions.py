@@ -747,6 +747,19 @@ def test_one_row_whose_renewal_fails_by_a_trigger_of_the_app_stops_no_other(
     assert world.killed == []
 
 
+def test_renewals_that_take_long_leave_time_to_read_a_switch() -> None:
+    world = World()
+    world.claim("a")
+    world.leases.renew_now()
+    request = world.leases.next()
+    assert request is not None
+    world.now += 11.0
+    request.done([claims.Renewal("a", 1, False)])
+    following = world.leases.next()
+    assert following is not None
+    assert next(following.script).text == statements.controls.off_policy.text
+
+
 def test_a_cursor_that_the_database_refuses_keeps_no_other_from_being_stored() -> None:
     world = World(slots=2)
     while (request := world.leases.next()) is not None:
