@@ -14,7 +14,7 @@ import pytest
 
 from queue_workflows import db, jobs, node_queue, workers
 from queue_workflows.types import Row
-from tests.support import hanging_app, lost_replies, timeouts, transitions
+from tests.support import constants, hanging_app, lost_replies, timeouts, transitions
 from tests.support.batch_worker import (
     QUEUE,
     Bodies,
@@ -207,8 +207,9 @@ def test_an_exit_by_a_guard_records_finished_jobs_and_hands_back_the_rest(
 
 
 def test_a_stop_waits_no_longer_for_a_database_that_is_away(
-    conn: db.Connection, bodies: Bodies
+    conn: db.Connection, bodies: Bodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "worker.desk.EXIT_WITHIN_S", 1.0)
     bodies.stay = {1}
     enqueue(2)
     subject = worker(shutdown_timeout_s=0.5)

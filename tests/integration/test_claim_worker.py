@@ -438,7 +438,10 @@ def test_a_requeue_by_the_app_ends_a_worker_whose_handler_goes_on(
         wait.until(lambda: codes == [77])
 
 
-def test_off_with_a_hand_back_that_fails_leaves_all_the_same(body: Body) -> None:
+def test_off_with_a_hand_back_that_fails_leaves_all_the_same(
+    body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "worker.desk.EXIT_WITHIN_S", 1.0)
     job_id = queued()
     found: list[tuple[int, str]] = []
 

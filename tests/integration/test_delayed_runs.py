@@ -14,7 +14,7 @@ import queue_workflows
 from queue_workflows import config, db, node_pool
 from tests.support import factories, flow, orchestrators, wait
 
-DUE = "now() + interval '1 second'"
+DUE = "now() + interval '0.4 seconds'"
 LATE = timedelta(seconds=1)
 HOSTILE = {"-infinity": True, "4713-01-01 BC": True, "infinity": False, "294276-12-31": False}
 """What a row may say that was written without the checks of the engine; whether its run starts."""
@@ -65,7 +65,7 @@ def test_a_run_from_before_the_start_of_the_orchestrator(host: flow.Flow, conn: 
 def test_a_run_that_is_inserted_while_the_orchestrator_waits(host: flow.Flow, conn: Any) -> None:
     with running():
         first, due = delayed(conn, DUE)
-        later, due_later = delayed(conn, "now() + interval '1.5 seconds'")
+        later, due_later = delayed(conn, "now() + interval '0.7 seconds'")
         starts_in_time(first, due)
         starts_in_time(later, due_later)
 

@@ -136,7 +136,7 @@ def test_a_delayed_job_starts_when_it_is_due(
     monkeypatch.setenv("QUEUE_WORKFLOWS_CLAIM_POLL_S", "600")
     handlers.go.set()
     (job_id,) = enqueue()
-    conn.execute(b"UPDATE ingest_jobs SET available_at = now() + interval '2 seconds'")
+    conn.execute(b"UPDATE ingest_jobs SET available_at = now() + interval '1 second'")
     started(fetch_every_s=1000.0)
     until(lambda: row_of(conn, job_id)["status"] == "completed")
 

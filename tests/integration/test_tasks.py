@@ -15,7 +15,7 @@ import pytest
 import queue_workflows
 from queue_workflows import claim_worker, db, errors, ingest_executor, node_queue
 from queue_workflows import jobs as jobs_api
-from tests.support import factories, task_app
+from tests.support import constants, factories, task_app
 from tests.support.batch_worker import events
 from tests.support.commands import Commands
 from tests.support.wait import until
@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("invariants_hold")
 
 
 @pytest.fixture(autouse=True)
-def app() -> None:
+def app(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants.put(monkeypatch, "worker.leases.PROGRESS_S", 0.1)
     task_app.setup()
 
 
@@ -94,8 +95,8 @@ def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
 ) -> None:
     codes: list[int] = []
     job_id = queued(kind, folder=str(tmp_path))
-    # Far enough away: the handler is ended well before it.
-    with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=3) as subject:
+    # The handler is interrupted two seconds before it.
+    with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=2.2) as subject:
         until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         subject.stop()
         until(lambda: f"{kind} tidies" in task_app.lines(tmp_path))

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import queue_workflows
 from queue_workflows import config, errors, local_queue
-from tests.support import clocks, local_queue_app, memory_reports, tabled
+from tests.support import clocks, constants, local_queue_app, memory_reports, tabled
 from tests.support.examples import examples
 from tests.support.wait import until
 
@@ -624,6 +624,7 @@ def test_a_worker_thread_that_dies_is_replaced_and_no_job_is_lost(
     # Not by PyThreadState_SetAsyncExc: while one is pending for a thread that waits, CPython 3.11
     # lets the other threads make no progress under a trace function, such as that of coverage.
     monkeypatch.setattr(local_queue.JobQueue, "get", get_or_die)
+    constants.put(monkeypatch, "local_queue.threads.REPEAT_S", 0.05)
     plan = local_queue.MemoryPlan()
     manager = started(plan, lambda _: "x", workers=1)
     until(lambda: manager.stats()["dead_threads"] == 1)
@@ -655,8 +656,9 @@ def test_a_thread_that_dies_between_two_jobs_ends_none_of_them_again(
 
 @DEAD
 def test_a_master_thread_that_dies_is_replaced(
-    started: Any, caplog: pytest.LogCaptureFixture
+    started: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "local_queue.threads.REPEAT_S", 0.05)
     plan = local_queue.MemoryPlan()
     manager = started(plan, lambda _: None, fetch_every_s=0.01)
     master = next(each for each in threading.enumerate() if each.name == "local-queue-master")
@@ -765,8 +767,9 @@ def test_a_job_that_another_process_has_taken_does_not_run(started: Any) -> None
 
 
 def test_a_plan_that_raises_is_called_again_and_loses_no_outcome(
-    started: Any, caplog: pytest.LogCaptureFixture
+    started: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    constants.put(monkeypatch, "local_queue.threads.REPEAT_S", 0.05)
     broken = {"fetch_ready", "mark_running", "mark_done"}
 
     class Plan(local_queue.MemoryPlan):

@@ -10,7 +10,7 @@ import pytest
 from queue_workflows import local_queue
 from queue_workflows.local_queue import attempts
 from queue_workflows.local_queue import execution_plan as plans
-from tests.support import local_queue_app
+from tests.support import constants, local_queue_app
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -29,6 +29,7 @@ def test_a_thread_that_dies_between_two_steps_loses_no_job(
         return attempt(self, job_id)
 
     monkeypatch.setattr(attempts.Outcomes, "attempt", attempt_or_die)
+    constants.put(monkeypatch, "local_queue.threads.REPEAT_S", 0.05)
     plan = local_queue.MemoryPlan([Job("a", "task")])
     with local_queue_app.manager(plan, lambda _: "x", workers=1, fetch_every_s=0.02) as manager:
         until(lambda: (entry := plan.entry("a")) is not None and entry.result == "x")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import errors, local_queue
-from tests.support import local_queue_app, memory_reports, tabled
+from tests.support import constants, local_queue_app, memory_reports, tabled
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -175,6 +175,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    constants.put(monkeypatch, "local_queue.threads.REPEAT_S", 0.05)
     plan = local_queue.MemoryPlan([Job("a", "task")])
     manager = started(plan, lambda _: "x", workers=2)
     assert ended(plan, "a").result == "x"
@@ -214,7 +215,10 @@ def test_a_handler_may_stop_its_manager(started: Start) -> None:
 
 
 @pytest.mark.parametrize("where", ["fetch_ready", "mark_done", "is_currently_running"])
-def test_a_plan_that_hangs_does_not_hold_up_the_stop(started: Start, where: str) -> None:
+def test_a_plan_that_hangs_does_not_hold_up_the_stop(
+    started: Start, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    constants.put(monkeypatch, "local_queue.manager.LOOP_END_S", 0.5)
     hangs, go_on = threading.Event(), threading.Event()
 
     class Plan(local_queue.MemoryPlan):
