@@ -76,14 +76,36 @@ BEGIN
     RETURN v_count;
 END $$;
 
+-- Execute a statement for each of these jobs, `$1` in its text, until it has changed `p_most` rows; return how many. A job for
+-- which it raises is passed over: a waiting row that cannot be written must not fail the commit of another job.
+CREATE OR REPLACE FUNCTION queue_workflows_each_apart(p_statement text, p_ids text[], p_most bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_id    text;
+    v_one   bigint;
+    v_count bigint := 0;
+BEGIN
+    FOREACH v_id IN ARRAY coalesce(p_ids, '{}') LOOP
+        EXIT WHEN v_count >= p_most;
+        BEGIN
+            EXECUTE p_statement USING v_id;
+            GET DIAGNOSTICS v_one = ROW_COUNT;
+            v_count := v_count + v_one;
+        EXCEPTION WHEN OTHERS THEN
+            RAISE WARNING 'job % cannot be admitted or blocked: %', v_id, SQLERRM;
+        END;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
 -- Admit the next job of each key by itself, after a waiting job of one key has raised: the next of that key is
--- admitted instead. Return how many were admitted. The caller is as above.
+-- admitted instead. Return how many were admitted. The caller is as for queue_workflows_give_turns.
 CREATE OR REPLACE FUNCTION queue_workflows_give_turns_singly(p_jobs text, p_keys text[]) RETURNS bigint
 LANGUAGE plpgsql
 {by_index()} AS $$
 DECLARE
     v_key   text;
-    v_id    text;
+    v_ids   text[];
     v_one   integer;
     v_count bigint := 0;
 BEGIN
@@ -92,23 +114,13 @@ BEGIN
                            AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
                            LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
         CONTINUE WHEN v_one IS NOT NULL;
-        FOR v_id IN EXECUTE format($q$
+        EXECUTE format($q$ SELECT array_agg(h.id) FROM (
             SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
                AND w.status = 'queued' AND w.blocked_reason = 'locked'
-             ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
-        LOOP
-            BEGIN
-                EXECUTE format($q$ UPDATE %I SET blocked_reason = NULL
-                                    WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE
-                                   RETURNING 1 $q$, p_jobs) INTO v_one USING v_id;
-                IF v_one IS NOT NULL THEN
-                    v_count := v_count + 1;
-                    EXIT;
-                END IF;
-            EXCEPTION WHEN OTHERS THEN
-                RAISE WARNING 'job % cannot be admitted for lock key %: %', v_id, v_key, SQLERRM;
-            END;
-        END LOOP;
+             ORDER BY w.priority, w.seq LIMIT 100) h $q$, p_jobs) INTO v_ids USING v_key;
+        v_count := v_count + queue_workflows_each_apart(
+            format($q$ UPDATE %I SET blocked_reason = NULL
+                        WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE $q$, p_jobs), v_ids, 1);
     END LOOP;
     RETURN v_count;
 END $$;

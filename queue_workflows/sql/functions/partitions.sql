@@ -155,7 +155,6 @@ DECLARE
     v_room    integer := c_ahead;
     v_due     timestamptz;
     v_count   integer;
-    v_id      text;
 BEGIN
     SELECT queue_workflows_is_paused(p.paused_at, p.paused_until), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
@@ -247,23 +246,13 @@ BEGIN
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
             -- One of them cannot be written: admit the next ones instead.
-            FOR v_id IN
-                SELECT j.id FROM ingest_jobs j
-                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
-                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100
-            LOOP
-                EXIT WHEN v_room <= 0;
-                BEGIN
-                    UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
-                     WHERE j.id = v_id AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE;
-                    IF FOUND THEN
-                        v_room := v_room - 1;
-                    END IF;
-                EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'job % cannot be admitted: %', v_id, SQLERRM;
-                END;
-            END LOOP;
+            PERFORM queue_workflows_each_apart($q$
+                UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
+                 WHERE j.id = $1 AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE $q$, ARRAY(
+                    SELECT j.id FROM ingest_jobs j
+                     WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                       AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                     ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100), v_room);
         END;
     END IF;
     IF v_due IS NOT NULL AND (

@@ -20,8 +20,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 SET jit = off
 SET search_path FROM CURRENT AS $$
 DECLARE
-    v_id    text;
-    v_count bigint := 0;
+    v_count bigint;
 BEGIN
     -- A job that has lost its lock key is claimable at once.
     EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = ANY ($1)',
@@ -29,17 +28,9 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 EXCEPTION WHEN OTHERS THEN
-    v_count := 0;
-    FOREACH v_id IN ARRAY p_ids LOOP
-        BEGIN
-            EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = $1',
-                           p_jobs) USING v_id, p_reason;
-            v_count := v_count + 1;
-        EXCEPTION WHEN OTHERS THEN
-            RAISE WARNING 'job % cannot be blocked as %: %', v_id, p_reason, SQLERRM;
-        END;
-    END LOOP;
-    RETURN v_count;
+    RETURN queue_workflows_each_apart(
+        format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN %L END WHERE id = $1', p_jobs, p_reason),
+        p_ids, cardinality(p_ids));
 END $$;
 
 -- Put 'unserved' jobs back among the waiters of their lock keys if their queue is served, at most `p_limit`; the
