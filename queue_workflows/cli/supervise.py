@@ -146,18 +146,11 @@ class Restarter:
         self._states = {queue: _QueueState() for queue in commands}
         self._unmapped: set[str] = set()
         self._dedicated = db.DedicatedConnection()
-        self._logged = ""
 
     def restart_due(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Handle every due flag; each is read again right before."""
-        try:
-            while not stopped() and (row := self._next()) is not None:
-                self._bounce(row)
-            self._logged = ""
-        except db.Error as error:
-            if self._logged != (text := str(error).strip()):
-                self._logged = text
-                _log.warning("waiting for the database: %s", text)
+        while not stopped() and (row := self._next()) is not None:
+            self._bounce(row)
 
     def close(self) -> None:
         """Close the connection."""
