@@ -1,7 +1,7 @@
 """Define commands with their options, their database and their output.
 
-A function that `command` decorates takes its own options, the common ones that it names, the name
-of the `database`, and what was `asked` of an operation. It returns an exit code or `Shown`.
+A function that `command` decorates takes its own options, the common ones that it names, and what
+was `asked` of an operation. It returns an exit code or `Shown`.
 """
 
 from __future__ import annotations
@@ -110,15 +110,14 @@ def command(
                 with acts.acting(common.get("by"), reason=common.get("reason"), via="cli"):
                     if not reads:
                         return print_out(function(**given))
-                    with commands.reading(common["app"]) as database:
-                        named = {"database": database} if "database" in own else {}
-                        return print_out(function(**given, **named))
+                    with commands.reading(common["app"]):
+                        return print_out(function(**given))
 
             full_name = f"{app.info.name} {name}" if app else name
             print_out = functools.partial(_print, full_name, as_json=common.get("as_json", False))
             _execute(full_name, run, debug=common["debug"])
 
-        listed = [each for key, each in own.items() if key not in (*COMMON, "asked", "database")]
+        listed = [each for key, each in own.items() if key not in (*COMMON, "asked")]
         lines = [
             line
             for text in options

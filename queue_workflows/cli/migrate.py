@@ -153,17 +153,18 @@ def _report(words: str, plan: _Plan, *, dry_run: bool) -> define.Shown:
     return define.Shown(result, lambda: output.echo(text))
 
 
-@define.command("prune", "--dry-run  Only count the rows that would be deleted.")
-def prune(dry_run: bool = False, *, database: str) -> define.Shown:
+@define.command("prune", "--dry-run  Only count the rows that would be deleted.", reads=False)
+def prune(dry_run: bool = False, *, app: str | None) -> define.Shown:
     """Delete rows that are past their retention.
 
     These are finished runs and jobs, events and logs. The orchestrator does it by itself, every
     NODE_EVENT_PRUNE_INTERVAL_S.
     """
-    gone = history.prunable() if dry_run else history.prune()
+    with command.reading(app) as words:
+        gone = history.prunable() if dry_run else history.prune()
     counts = ", ".join(f"{kind.replace('_', ' ')} {n:,}" for kind, n in gone.items() if n)
     text = f"{'would delete' if dry_run else 'deleted'}: {counts or 'nothing'}"
-    done = {"database": database, "dry_run": dry_run, "deleted": gone}
+    done = {"database": words, "dry_run": dry_run, "deleted": gone}
     return define.Shown(done, lambda: output.echo(text))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from queue_workflows import config, db, errors, schedules
 from queue_workflows import models as model_api
@@ -14,7 +13,7 @@ from queue_workflows.admin import waiting_reasons
 from queue_workflows.claim import record
 from queue_workflows.cli import command, define, output, texts
 from queue_workflows.dag import confinement
-from queue_workflows.db import ledger, statements
+from queue_workflows.db import database_url, ledger, statements
 from queue_workflows.runtime import app_loading, display, exit_codes, signals, stored_json
 from queue_workflows.types import Row
 
@@ -31,8 +30,8 @@ def status(*, app: str | None) -> define.Shown:
     with command.database(create=False) as words:
         db.wait_until_reachable(timeout_s=0)
         found = _collect(words, config.queues() if chosen else config.DAG_QUEUES)
-        psql = _psql(db.db_url()) if found["embedded"] else ""
-    return define.Shown(found, lambda: _show(found, psql))
+        keywords = database_url.keywords(db.db_url()) if found["embedded"] else ""
+    return define.Shown(found, lambda: _show(found, keywords))
 
 
 def _collect(words: str, known: frozenset[str]) -> dict[str, Any]:
@@ -105,22 +104,10 @@ def _queues(known: frozenset[str], live: list[Row], workers: list[Row]) -> list[
     return list(queues.values())
 
 
-def _psql(url: str) -> str:
-    """Return the psql command that connects to the embedded server at this URL."""
-    parts = urlsplit(url)
-    found = {name: values[0] for name, values in parse_qs(parts.query).items()}
-    found |= {"user": parts.username or "", "dbname": parts.path.lstrip("/")}
-    words: list[str] = []
-    for name, value in found.items():
-        plain = value.isascii() and not any(char in " \t\n'\\" for char in value)
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        words.append(f"{name}={value}" if plain and value else f"{name}='{escaped}'")
-    return f"psql {shlex.quote(' '.join(words))}"
-
-
-def _show(found: dict[str, Any], psql: str) -> None:
+def _show(found: dict[str, Any], keywords: str) -> None:
     output.echo(found["database"])
-    if psql:
+    if keywords:
+        psql = f"psql {shlex.quote(keywords)}"
         output.echo(f"{psql} connects to it while `up`, `serve`, `run` or `demo` runs")
     version, required = found["schema_version"], found["required_version"]
     if found["schema_problem"]:

@@ -68,6 +68,11 @@ def parsed(url: str) -> dict[str, Any]:
     return parts
 
 
+def keywords(url: str) -> str:
+    """Return a DSN as the keywords and values that psql takes. Raises `InvalidConfig`."""
+    return psycopg.conninfo.make_conninfo(**parsed(url))
+
+
 def _unknown_option(url: str, message: str) -> str:
     """Return the option that the parser does not know, unless it may be part of the password."""
     found = _UNKNOWN_OPTION.search(message)
