@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import ModuleType
@@ -192,8 +193,12 @@ def test_a_result_that_cannot_be_stored_fails_the_step_without_another_call(
     assert [row[2] for row in recorded(conn)] == ["failed"]
 
 
-def test_retries_call_again_within_the_attempt(conn: db.Connection) -> None:
+def test_retries_call_again_within_the_attempt(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
 
     def flaky() -> str:
         calls.append(1)
@@ -207,6 +212,7 @@ def test_retries_call_again_within_the_attempt(conn: db.Connection) -> None:
     assert run(conn, task) == "completed"
     (row,) = jobs.steps(job(conn)["id"])
     assert (len(calls), row["attempts"], row["state"], job(conn)["attempts"]) == (3, 3, "done", 0)
+    assert 0 < pauses[0] < pauses[1] and len(pauses) == 2
 
 
 @pytest.mark.parametrize("signal", [errors.Retry(), errors.Discard("no"), errors.Snooze(5)])
