@@ -183,7 +183,7 @@ def _compile_part(config: pytest.Config) -> None:
             compileall.compile_file(path, quiet=2)
             continue
         with contextlib.suppress(OSError, SyntaxError):  # pytest reports it when it collects
-            pyc.parent.mkdir(exist_ok=True)
+            pyc.parent.mkdir(parents=True, exist_ok=True)
             source, code = rewrite._rewrite_test(path, config)
             rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, pyc)
 
