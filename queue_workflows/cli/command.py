@@ -164,20 +164,19 @@ def reading(app: str | None) -> Generator[str]:
         yield words
 
 
-def wait_for_database(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
-    """Wait until the database replies; return False if asked to stop before. None has no limit.
+def prepare(
+    stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S, migrates: bool = True
+) -> bool:
+    """Wait for the database and migrate it; return False if asked to stop meanwhile.
 
-    Raises `DatabaseUnavailable` after the patience, or at once for a refused login.
+    Without `migrates`, it must have the schema. A `patience_s` of None has no limit. Raises
+    `DatabaseUnavailable` after the patience, or at once for a refused login.
     """
-    return db.wait_until_reachable(
-        stopped=stop.requested.is_set, pause=stop.requested.wait, timeout_s=patience_s
-    )
-
-
-def prepare(stop: signals.StopRequest, *, patience_s: float | None = PATIENCE_S) -> bool:
-    """Wait for the database and migrate it; return False if asked to stop before it replied."""
     entry_point.setup_logging("warning")
-    if not wait_for_database(stop, patience_s=patience_s):
-        return False
-    db.bootstrap()
-    return True
+    stopped, pause = stop.requested.is_set, stop.requested.wait
+    if db.wait_until_reachable(stopped=stopped, pause=pause, timeout_s=patience_s):
+        if migrates:
+            db.bootstrap()
+        else:
+            db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
+    return not stopped()

@@ -134,11 +134,8 @@ def run(
         progress = _Progress()
         with command.until_stopped(progress.stops) as stop, joined as words:
             command.print_message(words)
-            ready = command.prepare(stop) if own else command.wait_for_database(stop)
-            if not ready or stop.requested.is_set():
+            if not command.prepare(stop, migrates=own is not None):
                 return _stopped_early()
-            if not own:
-                db.wait_for_schema(db.REQUIRED_VERSION, timeout_s=0)
             if no_wait:
                 row = insert()
                 keys = ("id", "workflow_name", "status", "priority", "out_dir")

@@ -65,7 +65,7 @@ def up(
     joined = command.database(create=True, app=chosen or "", up=True)
     with command.until_stopped() as stop, joined as words:
         command.print_message(words)
-        if not command.prepare(stop, patience_s=None) or stop.requested.is_set():
+        if not command.prepare(stop, patience_s=None):
             return 0
         if found := fleet.strangers():
             command.print_message(
