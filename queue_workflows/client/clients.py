@@ -100,9 +100,9 @@ class Client(_Base[verbs.Sync, httpx.Client]):
             try:
                 with self._http.stream(**transport.opened(self._conn, follow)) as response:
                     if response.is_success:
+                        follow.failures = 0
                         for received in response.iter_bytes():
                             yield from map(asked.item, follow.feed(received))
-                        follow.failures = 0
                     else:
                         response.read()
                         transport.reopen(self._conn, follow, response)
@@ -161,10 +161,10 @@ class AsyncClient(_Base[verbs.Async, httpx.AsyncClient]):
             try:
                 async with self._http.stream(**transport.opened(self._conn, follow)) as response:
                     if response.is_success:
+                        follow.failures = 0
                         async for received in response.aiter_bytes():
                             for event in follow.feed(received):
                                 yield asked.item(event)
-                        follow.failures = 0
                     else:
                         await response.aread()
                         transport.reopen(self._conn, follow, response)

@@ -50,7 +50,9 @@ def connection(url: str, token: str | None, timeout_s: float, retries: int) -> C
     chosen = os.environ.get(TOKEN) if token is None else token
     if chosen:
         if not chosen.isascii() or not chosen.isprintable() or " " in chosen:
-            raise errors.InvalidConfig("the token has characters that no token has")
+            raise errors.InvalidConfig(
+                "the token has a space or another character that no token has: copy it again"
+            )
         headers["authorization"] = f"Bearer {chosen}"
     return Connection(url.rstrip("/"), headers, timeout_s, retries)
 
@@ -72,7 +74,7 @@ def exchange(
             got = yield request(conn, client, call)
             if (after_s := pause_s(conn, call, tries, got)) is not None:
                 yield after_s
-        found = read(call, got)
+        found = read(conn, call, got)
 
 
 def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
@@ -98,13 +100,13 @@ def request(conn: Connection, client: Any, call: Call[Any]) -> httpx.Request:
             timeout=timeout,
         )
     except httpx.InvalidURL as error:
-        raise of_transport(error) from None
+        raise of_transport(conn, error) from None
 
 
-def read(call: Call[T], got: Got) -> T:
+def read(conn: Connection, call: Call[T], got: Got) -> T:
     """Return the result in a response; raise its error, or the reason why there is none."""
     if not isinstance(got, httpx.Response):
-        raise of_transport(got)
+        raise of_transport(conn, got)
     if not got.is_success:
         error = of_response(got)
         if call.missing and isinstance(error, errors.UnknownJob):
@@ -217,7 +219,7 @@ class Follower:
         self.over = False
         """Whether the last event has come."""
         self.failures = 0
-        """How often in a row it ended in an error before an event came."""
+        """How often in a row it could not be opened, or was interrupted since it was opened."""
         self.parser = Parser()
         self._seen = OrderedDict[str, None]()
 
@@ -227,7 +229,7 @@ class Follower:
         found = {"accept": "text/event-stream"}
         return found if self.last_id is None else found | {"last-event-id": self.last_id}
 
-    def opened(self) -> None:
+    def begin(self) -> None:
         """Forget the rest of an interrupted stream."""
         retry_s = self.parser.retry_s
         self.parser = Parser()
@@ -246,13 +248,12 @@ class Follower:
             self._seen[key] = None
             if len(self._seen) > REMEMBERED:
                 self._seen.popitem(last=False)
-            self.failures = 0
             yield event
 
 
 def opened(conn: Connection, follow: Follower) -> dict[str, Any]:
     """Return the request with which a stream is opened."""
-    follow.opened()
+    follow.begin()
     return {
         "method": "GET",
         "url": conn.url + follow.path,
@@ -269,7 +270,7 @@ def reopen(conn: Connection, follow: Follower, got: Got) -> None:
         # The status decides, since a service without its database names that as the error.
         error, is_away = of_response(got), got.status_code in _AGAIN
     else:
-        error = of_transport(got)
+        error = of_transport(conn, got)
         is_away = isinstance(error, errors.ServiceUnavailable)
     follow.failures += 1
     if not is_away or follow.failures > conn.retries:
@@ -335,11 +336,15 @@ def _leaves() -> dict[str, type[errors.QueueWorkflowsError]]:
     }  # fmt: skip
 
 
-def of_transport(error: httpx.HTTPError | httpx.InvalidURL) -> errors.QueueWorkflowsError:
+def of_transport(
+    conn: Connection, error: httpx.HTTPError | httpx.InvalidURL
+) -> errors.QueueWorkflowsError:
     """Return the error of a request that got no response."""
     text = masking.mask(str(error) or type(error).__name__)[:DETAIL_CHARACTERS]
     if isinstance(error, httpx.InvalidURL):
         text = text.partition(": ")[0]  # A password may be in the place of the port.
     if isinstance(error, (httpx.InvalidURL, httpx.UnsupportedProtocol)):
         return errors.InvalidConfig(f"the service's URL cannot be used: {text}")
-    return errors.ServiceUnavailable(f"the service does not answer: {text}")
+    return errors.ServiceUnavailable(
+        f"the service at {masking.mask(conn.url)} does not answer: {text}"
+    )

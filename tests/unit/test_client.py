@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -423,9 +423,22 @@ def _each(stream: Any, found: list[str]) -> Any:
 
 def test_a_service_that_stays_away_ends_the_stream() -> None:
     handler, seen = replies(UNSENT)
-    with pytest.raises(errors.ServiceUnavailable):
+    with pytest.raises(errors.ServiceUnavailable, match="the service at http://service does not"):
         next(made(handler, retries=2).events())
     assert len(seen) == 3
+
+
+def test_a_quiet_stream_outlasts_any_number_of_interruptions() -> None:
+    """Such as those of a proxy that cuts long connections; no event comes between them."""
+
+    def quiet() -> Iterator[bytes]:
+        yield b"retry: 0\n\n: alive\n\n"
+        raise LOST
+
+    interrupted = [httpx.Response(200, content=quiet()) for _ in range(6)]
+    handler, seen = replies(*interrupted, UNSENT, httpx.Response(200, content=block(1, 1) + END))
+    assert [each.id for each in made(handler, retries=2).jobs.follow("j")] == ["1-1"]
+    assert len(seen) == 8
 
 
 def test_a_stream_outlasts_a_database_that_the_service_cannot_reach() -> None:
