@@ -101,6 +101,10 @@ class Exporter:
             return
         with contextlib.suppress(db.Error), self._dedicated.using() as conn:
             statements.event_exports.release(conn, name=self.name, who=self._who)
+        self.close()
+
+    def close(self) -> None:
+        """Free its connection and its sink, of an export that does not run."""
         self._dedicated.close()
         self._sink.close()
 

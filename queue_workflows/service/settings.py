@@ -148,7 +148,9 @@ class Settings(pydantic_settings.BaseSettings):
         found = tuple(str(name).lower().strip("[]") for name in names)
         for name in found:
             if not _HOST_NAME.fullmatch(name):
-                raise ValueError(f"{name!r:.80} is no host name; leave out the port and the scheme")
+                raise ValueError(
+                    f"{name!r:.80} is not a host name; leave out the port and the scheme"
+                )
         return found
 
     @pydantic.field_validator("app_redact_keys", mode="before")
@@ -177,7 +179,10 @@ class Settings(pydantic_settings.BaseSettings):
     @classmethod
     def _file(cls, value: str) -> str:
         if not value or Path(value).name != value:
-            raise ValueError(f"{value!r:.80} is no file name")
+            raise ValueError(
+                f"{value!r:.80} is not a file name; LOG_PATH, METRIC_PATH and AUDIT_LOG_PATH have "
+                "the folder"
+            )
         if not value.endswith(logs.SUFFIXES):
             raise ValueError(f"{value!r:.80} must end in {' or '.join(logs.SUFFIXES)}")
         return value
@@ -348,7 +353,8 @@ def apply(found: Settings) -> None:
 
 def check_app(found: Settings) -> None:
     """Raise `InvalidConfig` for queues without an app with tasks, and for unwritable logs."""
-    exporter.wanted()
+    for export in exporter.wanted():
+        export.close()
     if not found.pool:
         return
     if config.get_config().app is None:

@@ -110,8 +110,8 @@ class Service:
         """
         if config.get_config().app is None and app_loading.load_app(None) is not None:
             service_settings.apply(self.settings)
-        exports = exporter.wanted()
         service_settings.check_app(self.settings)
+        exports = exporter.wanted()
         self.stopping = signals.StopRequest()
         supervising = service.Thread("service-background", self._supervise)
         running = contextlib.ExitStack()

@@ -140,6 +140,17 @@ def test_the_file_may_have_the_variables_of_the_library_too(
         assert config.database_url() == "postgresql://given/db"
 
 
+def test_the_check_of_the_logs_leaves_none_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("METRIC_PATH", "AUDIT_LOG_PATH"):
+        monkeypatch.setenv(f"QUEUE_WORKFLOWS_{name}", str(folder / f"{name}.log"))
+    settings.check_app(settings.load())
+    links = [*Path("/proc/self/fd").iterdir()]
+    assert folder not in {link.readlink().parent for link in links if link.is_symlink()}
+    assert (folder / "METRIC_PATH.log").exists()
+
+
 @pytest.mark.parametrize("name", ["METRIC_PATH", "AUDIT_LOG_PATH"])
 def test_a_log_that_cannot_be_written_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
