@@ -310,6 +310,6 @@ def _called(hook: FailureHook, alert: JsonDict, text: str) -> None:
         returned: object = hook(alert)
         if hasattr(returned, "__await__"):
             getattr(returned, "close", lambda: None)()
-            _log.error("the failure hook is async, and nothing awaits it: use a function")
+            _log.error("the failure hook is async, and is not awaited; write it as a plain `def`")
     except BaseException as error:  # noqa: BLE001  boundary around app code: it may exit
         _log.error("the failure hook raised %s for: %s", type(error).__name__, text, exc_info=error)

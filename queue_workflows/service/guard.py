@@ -115,7 +115,7 @@ class Guard:
         query: bytes = scope["query_string"]
         request = request_parts.of(scope)
         if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
-            refused = problems.problem(400, "a URL holds no NUL character")
+            refused = problems.problem(400, "the URL has a NUL character, which no name has")
             await self._refuse(request, refused, receive, reply)
             return
         refused = request_parts.refused_head(request)
@@ -194,7 +194,7 @@ class Guard:
     def _content(self, request: request_parts.Request) -> Response | None:
         length = request.headers.get(b"content-length")
         if length is not None and (not length.isdigit() or len(length) > 18):
-            return problems.problem(400, "Content-Length is no number")
+            return problems.problem(400, "the header Content-Length is not a number")
         if int(length or 0) > self._settings.app_max_body_kb * 1024:
             return self._too_large()
         if not int(length or 0) and b"transfer-encoding" not in request.headers:

@@ -145,15 +145,18 @@ def refused_head(request: Request) -> Response | None:
     """Return the refusal of a request whose headers or URL are too large or ambiguous."""
     size = sum(len(name) + len(value) for name, value in request.scope["headers"])
     if size > MAX_HEAD_BYTES:
-        return problems.problem(431, f"headers have at most {MAX_HEAD_BYTES} bytes")
+        return problems.problem(
+            431, f"the headers have {size:,} bytes; at most {MAX_HEAD_BYTES:,} are read"
+        )
     raw = request.scope.get("raw_path") or b""
     query = request.scope["query_string"]
     if len(raw) + len(query) > MAX_TARGET_BYTES:
-        return problems.problem(414, f"a URL has at most {MAX_TARGET_BYTES} bytes")
+        text = f"the URL is too long; at most {MAX_TARGET_BYTES:,} bytes of it are read"
+        return problems.problem(414, text)
     if len(request.headers) < len(request.scope["headers"]):
         names = Counter(name for name, _ in request.scope["headers"])
         if twice := sorted(name for name in _ONCE if names[name] > 1):
-            return problems.problem(400, f"the header {twice[0].decode()} is there twice")
+            return problems.problem(400, f"the header {twice[0].decode()} came twice; send it once")
     if b"content-length" in request.headers and b"transfer-encoding" in request.headers:
         # A proxy that reads the other length would take the end of this body for a request.
         return problems.problem(

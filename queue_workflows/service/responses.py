@@ -125,7 +125,9 @@ def wanted_states(names: Sequence[str] | None) -> dict[str, Any]:
     of_engine = {state_name(status): status for status in _ENGINE} | {"lost": "running"}
     for one in names:
         if one not in of_engine and one not in _ENGINE:
-            raise errors.InvalidConfig(f"status {one!r:.80}: it is one of {', '.join(of_engine)}")
+            raise errors.InvalidConfig(
+                f"status {one!r:.80} is not known; the states are {', '.join(of_engine)}"
+            )
     found = [of_engine.get(one, one) for one in names]
     both = "running" in names and "lost" in names
     return {"status": found, "lost": None if both else "lost" in names}

@@ -155,7 +155,10 @@ class _Clients:
             return
         except asyncio.LimitOverrunError:
             head = None
-        method, reply = "GET", _Reply("431 Request Header Fields Too Large", "too long\n")
+        method, reply = (
+            "GET",
+            _Reply("431 Request Header Fields Too Large", "the head is too long\n"),
+        )
         if head is not None:
             method, reply = self._reply(head.decode("latin-1"))
         body = reply.text.encode()
@@ -172,7 +175,7 @@ class _Clients:
         first, *rest = head.split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return "GET", _Reply("400 Bad Request", "this is no HTTP request\n")
+            return "GET", _Reply("400 Bad Request", "this is not an HTTP request\n")
         method, path = words[0], words[1].partition("?")[0]
         hosts = [line.partition(":")[2] for line in rest if line.lower().startswith("host:")]
         if self._where.is_loopback and not all(map(_is_local, hosts)):

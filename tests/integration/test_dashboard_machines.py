@@ -106,10 +106,10 @@ def test_an_answer_of_each_widget(
 @pytest.mark.parametrize(
     ("spec", "given", "reason"),
     [
-        (CHOICE, {"choice": "2"}, "is none of its options"),
-        (CHOICE, {"choice": "green"}, "is none of its options"),
-        (CHOICE, {"choice": "0000000007"}, "is none of its options"),
-        (CHOICE | {"multiple": True}, {"choice-7": "1"}, "is none of its options"),
+        (CHOICE, {"choice": "2"}, "the question has no option 2"),
+        (CHOICE, {"choice": "green"}, "the question has no option green"),
+        (CHOICE, {"choice": "0000000007"}, "the question has no option 0000000007"),
+        (CHOICE | {"multiple": True}, {"choice-7": "1"}, "the question has no option 7"),
         ({"$answer_type": "integer"}, {"value": '"x"'}, "its answer is of type integer"),
         ({"widget": "map"}, {"value": "{"}, "is not JSON"),
         ({"widget": "file_upload", "accept": ".csv"}, {"value": "a.png"}, "it accepts .csv"),

@@ -266,7 +266,7 @@ def test_why_a_node_waits_is_about_this_node(conn: engine_db.Connection) -> None
         none = await browser.open(f"/runs/{run_id}/why", job="nothing")
         assert "No node waits for a worker." in pages.words(none)
         refused = await browser.open(f"/runs/{run_id}/why", 400, job="\0")
-        assert "a URL holds no NUL character" in refused and "Go to Now" in refused
+        assert "the URL has a NUL character" in refused and "Go to Now" in refused
 
     pages.browse(use)
 

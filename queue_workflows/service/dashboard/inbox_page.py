@@ -93,7 +93,7 @@ def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = No
 def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> JsonDict:
     """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
-    text = f"{where} waits for no answer"
+    text = f"{where} does not wait for an answer"
     rows = statements.pages.questions(
         conn, run=run_id, node=node_id, after=None, after_seq=None, most=MOST_BYTES, limit=1
     )
@@ -211,7 +211,7 @@ def _given(asked: JsonDict, values: Mapping[str, str]) -> Any:
 
 def _picked(choices: list[Any], place: str) -> Any:
     if not place.isdecimal() or len(place) > 9 or int(place) >= len(choices):
-        raise errors.InvalidAnswer(f"{display.line(place, 40)} is none of its options")
+        raise errors.InvalidAnswer(f"the question has no option {display.line(place, 40)}")
     return choices[int(place)]
 
 

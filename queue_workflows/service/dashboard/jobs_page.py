@@ -59,8 +59,9 @@ async def listed(
     jobs behind the `seq` in `before`. Failed jobs have further pages if they are chosen.
     """
     query, _ = runs_page.filters(request, *_FILTERS)
-    if query.get("status", "failed") not in jobs.STATUSES:
-        raise errors.InvalidConfig(f"status: it is one of {', '.join(jobs.STATUSES)}")
+    if (status := query.get("status", "failed")) not in jobs.STATUSES:
+        states = ", ".join(jobs.STATUSES)
+        raise errors.InvalidConfig(f"status {status!r:.80} is not known; the states are {states}")
     found = await view.read(request, _read, query, place, node, before)
     return view.Page(
         request, "jobs.html", title="Jobs", filters=query, states=jobs.STATUSES,

@@ -50,7 +50,8 @@ def _map(
     head = run_page.run_row(conn, run_id)
     own = statements.run_page.map(conn, run_id=run_id, map=name)
     if own is None:
-        text = f"run {display.line(run_id, 80)} has no open map {display.line(name, 120)}"
+        text = f"run {display.line(run_id, 80)} has no map {display.line(name, 120)}, or has not "
+        text += "opened it yet"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
     if head["over"]:  # the items that had not ended wait until it is retried
         own |= {"open": 0, "next_position": 0}

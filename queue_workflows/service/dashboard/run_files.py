@@ -109,7 +109,7 @@ def _file(out_dir: str, place: str) -> BinaryIO:
         fd = os.open(name, _FILE, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise errors.FolderRefused(f"{place!r:.120} is no plain file")
+        raise errors.FolderRefused(f"{place!r:.120} is not a plain file")
     return os.fdopen(fd, "rb")
 
 

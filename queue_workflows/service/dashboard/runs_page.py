@@ -64,7 +64,7 @@ def filters(request: Request, *names: str) -> tuple[dict[str, str], dict[str, An
     if _BY_VALUE & query.keys():
         run_page.check_values(request)
     if long := [name for name, text in query.items() if len(text) > LONGEST]:
-        raise errors.InvalidConfig(f"{long[0]}: it has at most {LONGEST:,} characters")
+        raise errors.InvalidConfig(f"the filter {long[0]} has more than {LONGEST:,} characters")
     times = {name: clock.parse_since(query[name]) for name in ("since", "until") if name in query}
     return query, query | times
 

@@ -231,12 +231,12 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
 def user(http: fastapi.Request) -> str | None:
     """Return the person whom a proxy names; None without one.
 
-    Raises `RequestValidationError` for a header that is there twice or is no UTF-8.
+    Raises `RequestValidationError` for a header that came twice or is not UTF-8.
     """
     name = state.of(http).settings.app_user_header
     found = http.headers.getlist(name) if name else []
     if len(found) > 1:
-        raise _invalid("it is there twice", "header", name)
+        raise _invalid("it came twice; send it once", "header", name)
     try:
         return found[0].encode("latin-1").decode() if found else None
     except UnicodeDecodeError:
@@ -404,7 +404,7 @@ def _key(of_body: str | None, of_header: str | None) -> str | None:
     except UnicodeDecodeError:
         raise _invalid("it must be UTF-8", "header", "idempotency-key") from None
     if not 1 <= len(of_header) <= KEY_LENGTH:
-        why = f"a key has 1 to {KEY_LENGTH:,} characters"
+        why = f"a key has 1 to {KEY_LENGTH:,} bytes"
         raise _invalid(why, "header", "idempotency-key")
     if of_body is not None and of_body != found:
         raise errors.InvalidJob("the header Idempotency-Key and `idempotency_key` differ")

@@ -107,7 +107,9 @@ def _place(cursor: str | None, *kinds: type) -> list[Any] | None:
             return parts
     except (ValueError, TypeError, LookupError, RecursionError):
         pass
-    raise errors.InvalidConfig("cursor: it is `next` of the page before, of the same list")
+    raise errors.InvalidConfig(
+        "cursor is not `next` of a page of this list: leave it out to begin with the first page"
+    )
 
 
 # --- jobs --------------------------------------------------------------------------------------

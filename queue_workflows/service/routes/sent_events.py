@@ -82,7 +82,10 @@ async def changed(asked: catalog.FollowEvents, http: fastapi.Request) -> Respons
             try:
                 missed = await own.calls.run(changes.replay, asked.last_event_id, wanted)
             except LookupError:
-                text = "too many changes since then: read the state again"
+                text = (
+                    "too many changes since the event of Last-Event-ID: read the jobs and runs "
+                    "again, and follow the changes without an id"
+                )
                 return problems.problem(410, text, kind="TooFarBehind")
         return _sent_changes(reader, missed)
 
