@@ -155,10 +155,7 @@ class _Clients:
             return
         except asyncio.LimitOverrunError:
             head = None
-        method, reply = (
-            "GET",
-            _Reply("431 Request Header Fields Too Large", "the head is too long\n"),
-        )
+        method, reply = "GET", _Reply("431 Request Header Fields Too Large", "shorten the head\n")
         if head is not None:
             method, reply = self._reply(head.decode("latin-1"))
         body = reply.text.encode()
