@@ -223,12 +223,11 @@ def branch(
                     "numbers, booleans and None, and differ from each other as texts"
                 )
             ends[key] = _end(step, arm, given, made, f"{where}: arm {key!r}")
-        rest = None if other is None else _end(step, other, given, made, f"{where}: other")
+        if other is not None:
+            step.entry["other"] = _end(step, other, given, made, f"{where}: other").node
     step.entry["on"] = handles.template(value, f"{where}: its value")
     step.entry["arms"] = {key: end.node for key, end in ends.items()}
-    if rest is not None:
-        step.entry["other"] = rest.node
-    return cast("Any", _output(graph, step, [*ends.values(), *([rest] if rest else [])], where))
+    return cast("Any", _output(graph, step, [*made.values()], where))
 
 
 def _end(

@@ -76,14 +76,14 @@ class Step:
 class Graph:
     """The steps of one workflow in the order of their calls."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, callers: tuple[str, ...]) -> None:
         self.name = name
+        self.callers = callers
+        """The workflows whose functions call each other down to this one, the outermost first."""
         self.steps: dict[str, Step] = {}
         self.group: Step | None = None
         self.defaults: Mapping[str, Any] = {}
         self.run_inputs: dict[str, Any] = {}
-        self.above: Graph | None = None
-        """The graph of the workflow whose function calls this one."""
 
     def add_node(
         self,

@@ -59,18 +59,14 @@ def build(function: Callable[..., Any], name: str, needs: Iterable[str]) -> Comp
 
     Raises `InvalidWorkflow`, also for what its function raises.
     """
-    outer: list[str] = []
     above = current.get()
-    while above is not None:
-        outer.append(above.name)
-        above = above.above
-    if name in outer:
-        path = [*outer[: outer.index(name) + 1][::-1], name]
+    callers = () if above is None else (*above.callers, above.name)
+    if name in callers:
+        path = [*callers[callers.index(name) :], name]
         raise errors.InvalidWorkflow(
             f"workflow {name!r} calls itself: {' -> '.join(path)}; its runs would never end"
         )
-    graph = building.Graph(name)
-    graph.above = current.get()
+    graph = building.Graph(name, callers)
     scope = typed_values.scope_of(function)
     for key, each in inspect.signature(function).parameters.items():
         if (reason := typed_values.unfit(typed_values.read(each.annotation, scope))) is not None:
