@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from queue_workflows import db, errors, history, runs, streams
 from queue_workflows.admin import attempt_history
 from queue_workflows.claim import job_tables
-from queue_workflows.cli import answer, output, run_views, texts
+from queue_workflows.cli import answer, command, output, run_views, texts
 from queue_workflows.db import statements
 from queue_workflows.runtime import display, entry_point, exit_codes, signals
 from queue_workflows.types import TERMINAL_JOB_STATUSES, JsonDict, Row
@@ -221,10 +222,10 @@ class Follower(NamedTuple):
         settled.add(node["id"])
         try:
             if not self._answer(run_id, node):
-                command = display.answer_command(run_id, node["node_id"])
-                how = display.line(f"`{command}` answers it", 500)
+                how = f"`{display.answer_command(run_id, node['node_id'])}` answers it"
                 prompt = output.line(node["input_spec"].get("prompt") or "")
                 where = output.line(node["node_id"])
+                how = display.line(how, 500)
                 self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
         except db.OperationalError as error:
             settled.discard(node["id"])
@@ -269,6 +270,25 @@ def finish(seen: run_views.RunSnapshot, *, as_json: bool, debug: bool = False) -
         run_views.print_summary(found)
         run_views.show_traces(found, whole=debug)
     return exit_code(seen)
+
+
+def left(kind: str, any_id: str, *, stopped: bool = False) -> int:
+    """Report that a run or job goes on without this command; return the exit code.
+
+    `stopped`: the processes that it had started for the run were stopped.
+    """
+    shown, word = output.line(any_id), output.line(shlex.quote(any_id), None)
+    text = (
+        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {word} "
+        "--follow` shows it again"
+    )
+    if stopped:
+        text = (
+            f"stopped the processes that this command started; left {kind} {shown} as it is: "
+            f"`{command.PROG} up` with its app continues it"
+        )
+    command.print_message(f"{text}, `{command.PROG} cancel {word}` ends it")
+    return exit_codes.INTERRUPTED
 
 
 def _await_logs(stop: signals.StopRequest, read_s: float) -> None:

@@ -148,8 +148,7 @@ def run(
                 return _stopped_early()
             run_id, seen = ended
             if seen is None:
-                command.print_message(_left(run_id, ours=bool(progress.started)))
-                return follow.exit_code(None)
+                return follow.left("run", run_id, stopped=bool(progress.started))
             return follow.finish(seen, as_json=as_json, debug=debug)
 
 
@@ -220,21 +219,6 @@ def _delays(run_id: str, queues: Collection[str]) -> list[str]:
         ends = f"are ahead, {first} ends the first" if many else f"is ahead, {first} ends it"
         delays.insert(0, output.line(f"{what} {ends}", 500))
     return delays
-
-
-def _left(run_id: str, *, ours: bool) -> str:
-    """Return a text about which processes were stopped, and what happens to the run."""
-    ends = f"`{command.PROG} cancel {run_id}` ends it"
-    if ours:
-        return (
-            "stopped the processes that this command started; "
-            f"left run {run_id} as it is: `{command.PROG} up` with its app continues it, {ends}"
-        )
-    again = f"`{command.PROG} show {run_id} --follow` shows it again"
-    return (
-        f"stopped the view only; run {run_id} continues with the processes that serve it: "
-        f"{again}, {ends}"
-    )
 
 
 DEMO = "queue_workflows.demo:setup"

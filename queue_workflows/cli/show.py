@@ -10,7 +10,7 @@ from queue_workflows.admin import job_history, stored_graph
 from queue_workflows.cli import command, define, ids, output, run_views, texts
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
-from queue_workflows.runtime import display, exit_codes
+from queue_workflows.runtime import display
 from queue_workflows.types import JsonDict, Row
 
 _STEPS_HEAD = ("step", "key", "state", "tries", "crashes", "claim", "ended (UTC)", "")
@@ -156,7 +156,7 @@ def _follow(
                 run_views.Lines(say), stop, printing_queues=tuple, nodes=nodes, asks=False
             )
             if (seen := follower.follow(any_id)) is None:
-                return _left(kind, any_id)
+                return follow.left(kind, any_id)
             if as_json:
                 output.dump(collect(kind, any_id, nodes, item, logs=True if full else None))
                 return follow.exit_code(seen)
@@ -164,22 +164,12 @@ def _follow(
                 output.echo_now(texts.item_text(each))
             return follow.finish(seen, as_json=False, debug=full)
         if (ended := follow.job(kind, any_id, say, stop)) is None:
-            return _left(kind, any_id)
+            return follow.left(kind, any_id)
     if as_json:
         output.dump(ended)
     else:
         run_views.Page(full=full).end(ended)
     return 0 if ended["status"] in texts.DONE else 1
-
-
-def _left(kind: str, any_id: str) -> int:
-    """Report that only the view was stopped; return the exit code."""
-    shown, word = output.line(any_id), output.line(shlex.quote(any_id), None)
-    command.print_message(
-        f"stopped the view of {kind} {shown}, which continues: `{command.PROG} show {word}"
-        f" --follow` shows it again, `{command.PROG} cancel {word}` ends it"
-    )
-    return exit_codes.INTERRUPTED
 
 
 def _steps(kind: str, job_id: str, *, full: bool) -> define.Shown:

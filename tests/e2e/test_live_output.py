@@ -160,7 +160,7 @@ def test_ctrl_c_of_a_run_that_others_serve_stops_the_view_only(
     assert ended(run) == 130
     run_id = runs.list()[0]["id"]
     assert "stopping the view; the run continues\n" in run.err
-    assert f"stopped the view only; run {run_id} continues with the processes" in run.err
+    assert f"stopped the view of run {run_id}, which continues: " in run.err
     assert f"`queue-workflows show {run_id} --follow` shows it again" in run.err
     (tmp_path / "go").touch()
     until(lambda: (run_store.get_run(run_id) or {})["status"] == "completed")
