@@ -230,7 +230,7 @@ def test_a_signal_ends_it_in_the_middle_of_a_command(cli: Commands, tmp_path: Pa
 
 def test_it_waits_for_an_unreachable_database(cli: Commands) -> None:
     watching = cli.start(*SUPERVISE, "--bounce", "cpu=true", QUEUE_WORKFLOWS_DB_URL=NOWHERE)
-    until(lambda: "waiting for the database" in watching.err)
+    until(lambda: "bounce waits for the database: " in watching.err)
     assert "canary77" not in watching.err
     stops(watching, signal.SIGTERM)
 
