@@ -76,10 +76,12 @@ def _wake_in_the_transaction(conn: Conn) -> None:
 def _patient_schedulers() -> None:
     """Let a scheduler wait for each lock as long as a worker does: 3 s."""
 
-    def no_limit(conn: Conn, **_: object) -> None:
-        del conn
+    real = pool.set_local
 
-    replace(statements.sessions, "wait_for_locks", no_limit)
+    def no_limit(conn: pool.Connection, settings: dict[str, str]) -> None:
+        real(conn, {name: value for name, value in settings.items() if name != "lock_timeout"})
+
+    replace(pool, "set_local", no_limit)
 
 
 def _patient_commits(conn: Conn) -> None:
