@@ -126,9 +126,12 @@ HOSTILE = ["'", '"', "`", "\\'", "a'", " '", "a-", "-1", "1-", "/", "a/", ".a", 
            "0a", "a0", "1, ", "'a',", "://", "a://", "C:\\", "\\\\", "#, ", "́"]  # fmt: skip
 
 
-@pytest.mark.parametrize("part", [*HOSTILE, *string.punctuation])
-def test_no_text_takes_long(part: str) -> None:
-    begun = time.perf_counter()
-    for number in range(10):
-        failures.signature(f"E: {number * part}{part * 1000}")
-    assert time.perf_counter() - begun < patience(0.5)
+def test_no_text_takes_long() -> None:
+    took_s: dict[str, float] = {}
+    for part in (*HOSTILE, *string.punctuation):
+        begun = time.perf_counter()
+        for number in range(10):
+            failures.signature(f"E: {number * part}{part * 1000}")
+        took_s[part] = time.perf_counter() - begun
+    longest = max(took_s, key=took_s.__getitem__)
+    assert took_s[longest] < patience(0.5), longest
