@@ -49,7 +49,8 @@ BEGIN
         UPDATE ingest_jobs j
            SET (available_at, resume_at, resume_until) = (
                    SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
-                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+                     FROM (SELECT CASE WHEN j.resume_until = j.available_at AND j.resume_at < j.resume_until
+                                       THEN now() + least(j.resume_until - j.resume_at, interval '1 day') END) AS u (at))
           FROM job_steps s
          WHERE s.id = ANY (v_steps) AND j.id = s.job_id AND j.claim_no = s.claim_no
            AND j.status = 'queued' AND j.blocked_reason = 'not_due'

@@ -1,14 +1,6 @@
 -- Jobs that are kept for a host: their handlers have begun a wait there, and it is over. Until `resume_until`, which is their
 -- `available_at`, only workers of that host claim them. Then they are due for everybody, as any delayed job.
 
--- Return until when a job is kept whose wait ends now, or NULL if it is not kept.
-CREATE OR REPLACE FUNCTION queue_workflows_kept_until(
-    p_available_at timestamptz, p_resume_at timestamptz, p_resume_until timestamptz) RETURNS timestamptz
-LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN p_resume_until = p_available_at AND p_resume_at < p_resume_until
-                THEN now() + least(p_resume_until - p_resume_at, interval '1 day') END
-$$;
-
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock up to `p_most` jobs that are kept for a host and that this worker can run; return their ids, the best priority first.
 -- `p_other`: the id of the job that it would claim instead; NULL: the first of the queue, of nodes the first without a
