@@ -222,10 +222,10 @@ class Follower(NamedTuple):
         settled.add(node["id"])
         try:
             if not self._answer(run_id, node):
-                how = f"`{display.answer_command(run_id, node['node_id'])}` answers it"
+                answers = display.answer_command(run_id, node["node_id"])
+                how = display.line(f"`{answers}` answers it", 500)
                 prompt = output.line(node["input_spec"].get("prompt") or "")
                 where = output.line(node["node_id"])
-                how = display.line(how, 500)
                 self.view.print_message(f"{where} waits for an answer; {how}: {prompt}")
         except db.OperationalError as error:
             settled.discard(node["id"])
