@@ -224,16 +224,15 @@ def test_the_panel_of_a_node_follows_it(conn: engine_db.Connection) -> None:
 
     async def use(browser: Browser) -> None:
         page = await browser.open(f"/runs/{run_id}", node="b")
-        link = re.search(r'hx-get="/ui(/runs/[^"]*/live\?[^"]*)"', page)
-        assert link is not None
-        fragment = await browser.open(html.unescape(link[1]))
-        assert "<html" not in fragment
+        assert f'hx-get="/ui/runs/{run_id}?node=b"' in page
+        fragment = await browser.part(f"/runs/{run_id}", node="b")
         assert "Not queued yet" in pages.words(fragment)
         failed_node(conn, run_id, "b", "ValueError: no price")
         # A fragment is kept for a second, by its address.
-        later = await browser.open(f"/runs/{run_id}/live", node="b", attempt=2)
+        later = await browser.part(f"/runs/{run_id}", node="b", attempt=2)
         assert "line 2 ValueError: no price" in pages.words(later)
-        assert f"{over}/live" not in await browser.open(f"/runs/{over}", node="b")
+        ended = await browser.open(f"/runs/{over}", node="b")
+        assert f'hx-get="/ui/runs/{over}?' not in ended
 
     pages.browse(use)
 
@@ -347,6 +346,8 @@ def test_a_wide_graph_has_a_minimap_and_fits_on_request(conn: engine_db.Connecti
             assert ('<use href="#picture"/>' in page) is has_minimap, zoom
             assert page.count('id="picture"') == 1
             assert ('<svg width="100%"' in page) is (zoom == 0)
+            part = await browser.part(f"/runs/{run_id}", show="graph", zoom=zoom)
+            assert part.count('class="box') == 12
 
     pages.browse(use)
 
@@ -384,8 +385,7 @@ def test_what_a_running_run_waits_for(conn: engine_db.Connection) -> None:
         why = pages.words(await browser.open(f"/runs/{run_id}/why"))
         assert "no live worker serves queue gpu" in why
         assert "c asks it waits for an answer" in why
-        live = await browser.open(f"/runs/{run_id}/live")
-        assert "<html" not in live
+        live = await browser.part(f"/runs/{run_id}")
         assert "waits: 3 nodes" in pages.words(live)
         assert "3 of its nodes wait and are cancelled, 0 run and are asked to stop." in live
 

@@ -73,9 +73,7 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
     return found | {"over": over, "begin": begin, "took_s": took_s}
 
 
-def _run(
-    conn: db.Connection, run_id: str, sees: bool, show: Show = "time", lit: str | None = None
-) -> JsonDict:
+def _run(conn: db.Connection, run_id: str, sees: bool, show: Show, lit: str | None) -> JsonDict:
     """Return the values of a run's page: its state, and its time line or its graph.
 
     `lit`: the box whose path is marked. `sentence` is called when the page is rendered, as it calls
@@ -375,18 +373,27 @@ async def run(
     show: Show = "time", lit: view.Text = None,
     zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
-    """Show a run with its time line, or its graph, or one of its nodes."""
+    """Show a run with its time line, or its graph, or one of its nodes.
+
+    For htmx, which fetches it again, it is the part alone that changes while the run goes on.
+    """
     sees = session.of(request).sees_values
+
+    async def make() -> JsonDict:
+        if node is not None:
+            return await view.read(request, _node, run_id, node, attempt, sees)
+        return await view.read(request, _run, run_id, sees, show, lit) | {"zoom": zoom}
+
+    if "hx-request" in request.headers:
+        part = "run_state.html" if show == "time" else "run_graph.html"
+        return await view.fragment(request, part if node is None else "run_node_state.html", make)
+    found = await make()
     if node is not None:
-        found = await view.read(request, _node, run_id, node, attempt, sees)
         return view.Page(
             request, "run_node.html", title=f"{node} of run {run_id}",
             command=command(run_id, node=node), **found,
         )  # fmt: skip
-    found = await view.read(request, _run, run_id, sees, show, lit)
-    return view.Page(
-        request, "run.html", title=f"Run {run_id}", command=command(run_id), zoom=zoom, **found
-    )
+    return view.Page(request, "run.html", title=f"Run {run_id}", command=command(run_id), **found)
 
 
 def command(run_id: str, **options: str) -> str:
@@ -395,22 +402,6 @@ def command(run_id: str, **options: str) -> str:
     begins = "-- " if run_id.startswith("-") else ""
     shown = view.command("queue-workflows show", given)
     return f"{shown} {begins}{shlex.quote(display.line(run_id, None))}"
-
-
-@router.get("/runs/{run_id}/live")
-async def live(
-    request: Request, run_id: view.Segment, node: view.Text = None, attempt: Attempt = None
-) -> Response:
-    """Return the part of the page of a run, or of one of its nodes, that changes while it runs."""
-    sees = session.of(request).sees_values
-
-    async def make() -> JsonDict:
-        if node is None:
-            return await view.read(request, _run, run_id, sees)
-        return await view.read(request, _node, run_id, node, attempt, sees)
-
-    template = "run_state.html" if node is None else "run_node_state.html"
-    return await view.fragment(request, template, make)
 
 
 @router.get("/runs/{run_id}/why")

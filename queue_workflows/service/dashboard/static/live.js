@@ -21,7 +21,6 @@ const away = () => document.hidden && !awaited;
 
 const fits = (element, hint) => (element.dataset.live ?? "").split(" ").some((each) => {
   if (each === "5s") return hint.poll;
-  if (each === "end") return hint.end;
   if (each === "jobs") return hint.jobs;
   if (each === "runs") return hint.all || hint.ids?.length > 0;
   if (each.startsWith("run:")) return hint.all || hint.ids?.includes(decodeURIComponent(each.slice(4)));
@@ -77,14 +76,10 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   if (xhr.status !== 200) return;
   const tag = xhr.getResponseHeader("etag");
   if (tag) elt.dataset.etag = tag;
-  morph(target, part(xhr.responseText, elt.getAttribute("hx-select")));
+  morph(target, xhr.responseText);
   arrived();
   document.dispatchEvent(new CustomEvent("refreshed"));
 });
-
-const part = (text, selector) => selector
-  ? new DOMParser().parseFromString(text, "text/html").querySelector(selector)?.innerHTML ?? ""
-  : text;
 
 // Parts whose button was used: their rows are let in, wherever the pointer is.
 const admitted = new WeakSet();
@@ -194,11 +189,11 @@ if (bell && "Notification" in window) {
   });
 }
 
-// The run of this page is over: it has other acts then.
+// The run of this page is over.
 let over = document.querySelector("[data-over]") !== null;
 const end = () => {
   over = true;
-  take({end: true});
+  bell?.remove();
   if (awaited) new Notification(document.title, {body: summary()});
   awaited = false;
 };
