@@ -291,15 +291,15 @@ class Commands(TyperGroup):
             path = f"{ctx.command_path} {ctx.invoked_subcommand}"
             path = error.ctx.command_path if error.ctx else path
             if kind == "NoSuchOption":
-                _refuse(path, f"{error.option_name} {self._owners(own, error.option_name)}")
+                _refuse(path, self._unknown(error.option_name, own, path))
             words = [_word(each) for each in own.params if each.param_type_name == "argument"]
             usage = " ".join([path.partition(" ")[2], *words])
             if kind == "MissingParameter":
                 _refuse(path, f"it needs the {_word(error.param)}: {usage}")
             _refuse(path, f"{error.format_message().rstrip('.')}: {usage}")
 
-    def _owners(self, own: Any, option: str) -> str:
-        """Return which commands have an option that `own` lacks, as the end of a sentence."""
+    def _unknown(self, option: str, own: Any, path: str) -> str:
+        """Return in words that the command `own` lacks an option, and which commands have it."""
         siblings: Any = getattr(own, "commands", self.commands)
         owners = [
             each.name
@@ -307,9 +307,10 @@ class Commands(TyperGroup):
             if any(option in found.opts for found in each.params)
         ]
         if owners:
-            return f"is an option of {', '.join(owners)}"
+            return f"{option} is an option of {', '.join(owners)}"
         known = [name for each in own.params for name in each.opts]
-        return f"is no option{errors.hint(option, known)}"
+        meant = errors.hint(option, known) or f"; `{path} --help` lists them"
+        return f"{option} is no option{meant}"
 
 
 class Group(Commands):
