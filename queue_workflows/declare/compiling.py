@@ -130,7 +130,7 @@ def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = No
 
     `returned`: what the workflow's function returned, the output of its runs.
     """
-    for key in needs:
+    for key in (*needs, *graph.run_inputs):
         if key in graph.steps and graph.steps[key].entry["kind"] != "pipeline":
             raise errors.InvalidWorkflow(
                 f"{graph.where}: the step {key!r} and the run's {key!r} have one name in refs: "

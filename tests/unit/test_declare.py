@@ -263,6 +263,11 @@ def hidden(a: Any) -> None:
     ask("a", "turnout")
 
 
+def hidden_input() -> None:
+    count(declare.run_input("q", str))
+    ask("q", "turnout")
+
+
 CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda: count(txt="a"), "'count': got an unexpected keyword argument 'txt'; count takes text"),  # pyright: ignore[reportCallIssue]
     (lambda: count(), "'count': count needs 'text'"),  # pyright: ignore[reportCallIssue]
@@ -292,6 +297,7 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda: declare.Pipeline(lambda: None, "p")(), "pipeline 'p' calls no node"),
     (alien, "belongs to another graph"),
     (hidden, "the step 'a' and the run's 'a' have one name"),
+    (hidden_input, "the step 'q' and the run's 'q' have one name"),
     (lambda: {}["gone"], "its function raised KeyError: 'gone' (test_declare.py, line "),
     (lambda a: greet(a), "; if greet() is a node, declare it by @node"),
     (lambda a: greetings(a)["text"], "; if greetings() or greet() is a node, declare it by @node"),
