@@ -100,7 +100,7 @@ class Graph:
         else:
             step = self.group
             taken = step.members if step.entry["kind"] == "map" else step.nodes
-            node_id = _free(options.id, name, taken, f"{self.where}: two nodes")
+            node_id = _free(options.id, name, taken, self.where, "nodes")
             step.members[node_id] = None
             prefix = f"{node_id}."
             where = f"{self.where}: step {step.entry['id']!r}: node {node_id!r}"
@@ -283,7 +283,7 @@ class Graph:
             taken = dict(around.members)
             if kind != "run":  # origins tell the map's nodes from those of its members
                 taken[around.entry["id"]] = None
-        step = Step(_free(step_id, name, taken, f"{self.where}: two steps"), kind, around)
+        step = Step(_free(step_id, name, taken, self.where, "steps"), kind, around)
         (self.steps if around is None else around.members)[step.entry["id"]] = step
         return step
 
@@ -345,11 +345,17 @@ def step_name(workflow: str) -> str:
     return workflow.rpartition(".")[2]
 
 
-def _free(wanted: str | None, name: str, taken: dict[str, Any], what: str) -> str:
+def _free(wanted: str | None, name: str, taken: dict[str, Any], where: str, noun: str) -> str:
     """Return the requested id, else the name, numbered from the second one on."""
+    chosen = name if wanted is None else wanted
+    if "." in str(chosen):
+        raise errors.InvalidWorkflow(
+            f"{where}: the id {chosen!r} has a '.', which separates the parts of a ref: give one "
+            "without it, such as options('an-id')"
+        )
     if wanted is not None:
         if wanted in taken:
-            raise errors.InvalidWorkflow(f"{what} have the id {wanted!r}")
+            raise errors.InvalidWorkflow(f"{where}: two {noun} have the id {wanted!r}")
         return wanted
     if name not in taken:
         return name

@@ -290,6 +290,8 @@ CASES: list[tuple[Callable[..., Any], str]] = [
     (lambda a, b: a == b, "an output of a node is used where only a constant is allowed"),
     (lambda: loose.options("x")(1) and None, "has no value while the graph is built"),
     (lambda: [count.options("x")("a"), count.options("x")("b")], "two steps have the id 'x'"),
+    (lambda: count.options("v1.2")("a"), "the id 'v1.2' has a '.'"),
+    (lambda: declare.Pipeline(lambda: count("a"), "a.b")(), "the id 'a.b' has a '.'"),
     (lambda: count.options(after=[3])("a"), "'after' takes results of calls of nodes"),
     (lambda: count.options(after="ab")("a"), "after=[...] takes a list"),
     (inner, "pipeline 'deep' is called in the pipeline of step 'outer'"),
