@@ -357,7 +357,8 @@ def redacted(value: Any) -> Any:
             value = cfg.redactor(value)
         except Exception:  # noqa: BLE001  app code
             return MASK
-    return _without(value, {"".join(_WORDS.findall(name)).lower() for name in cfg.redact_keys})
+    hidden = frozenset("".join(_WORDS.findall(name)).lower() for name in cfg.redact_keys)
+    return _without(value, hidden)
 
 
 def _editable(value: Any) -> str | None:
@@ -373,11 +374,11 @@ def _editable(value: Any) -> str | None:
     return text if is_whole and len(text) <= DOWNLOADED else None
 
 
-def _without(value: Any, hidden: set[str]) -> Any:
+def _without(value: Any, hidden: frozenset[str]) -> Any:
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return {
-            name: MASK if _is_hidden(name, hidden) else _without(member, hidden)
+            name: MASK if _is_hidden(str(name)[:200], hidden) else _without(member, hidden)
             for name, member in members.items()
         }
     if isinstance(value, (list, tuple)):
@@ -385,9 +386,10 @@ def _without(value: Any, hidden: set[str]) -> Any:
     return value
 
 
-def _is_hidden(name: object, hidden: set[str]) -> bool:
+@functools.lru_cache(maxsize=1000)
+def _is_hidden(name: str, hidden: frozenset[str]) -> bool:
     """Return whether some words of a name are together a hidden one: `apiKey` as `api_key`."""
-    words = _WORDS.findall(str(name)[:200])
+    words = _WORDS.findall(name)
     return any(
         "".join(words[first:last]).lower() in hidden
         for first in range(len(words))
@@ -402,8 +404,15 @@ def _sees_values(context: jinja2.runtime.Context) -> bool:
 
 @jinja2.pass_context
 def _shown(context: jinja2.runtime.Context, value: Any) -> str | None:
-    """Return a JSON value as text without secrets; None for the scope `look`."""
-    return "\n".join(display.pretty(redacted(value))) if _sees_values(context) else None
+    """Return a JSON value as text without secrets; None for the scope `look`.
+
+    Of one that is too large for a page, blanks of its length: to lay it out takes long.
+    """
+    if not _sees_values(context):
+        return None
+    found = redacted(value)
+    size = len(json.dumps(found, default=str))
+    return " " * size if size > DOWNLOADED else "\n".join(display.pretty(found))
 
 
 @jinja2.pass_context
