@@ -86,7 +86,10 @@ class Settings(pydantic_settings.BaseSettings):
     )
     app_max_connections: int = Field(1000, ge=1, le=100_000, description="connections at once")
     debug: bool = Field(False, description="log level debug")
-    local: bool = Field(False, description="text logs with tracebacks for a developer")
+    local: bool = Field(
+        False,
+        description="no effect: logs are text with tracebacks anyway, unless LOG_FORMAT is `json`",
+    )
 
     token: pydantic.SecretStr | None = Field(
         None, validation_alias=f"{PREFIX}TOKEN", description="token for everything"
