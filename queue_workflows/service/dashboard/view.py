@@ -117,7 +117,7 @@ class _Environment(jinja2.Environment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return what `obj.attribute` stands for in a template."""
         if isinstance(obj, dict) and attribute not in _METHODS:
-            return self.getitem(obj, attribute)
+            return self.getitem(cast("Any", obj), attribute)
         return super().getattr(obj, attribute)
 
 
