@@ -168,8 +168,8 @@ class Form:
         if count > TYPED_ABOVE and self.values.get("typed", "").strip() != shown:
             raise Refused(
                 422,
-                f"This would end {count}. Reload the page, and type the number that it shows. "
-                "Nothing was changed.",
+                f"This would end {count} at once, and the number was not typed. Nothing was "
+                "changed: reload the page, and type the number that it shows.",
             )
 
     def done(
@@ -238,10 +238,11 @@ async def act(
             403, "This form belongs to another session. Go back, reload the page, and try again."
         )
     if not own.may(needs):
-        raise Refused(403, f"Your session has scope {own.scope}; {needs} is needed.")
+        text = f"Your session has scope {own.scope}; {needs} is needed. Nothing was changed: log "
+        raise Refused(403, f"{text}out, and log in with a token that has this scope.")
     changes = tokens.RANK[needs] > tokens.RANK["read"]
     if changes and state.of(request).settings.app_read_only:
-        raise Refused(403, "The service is read-only.")
+        raise Refused(403, "The service is read-only (APP_READ_ONLY). Nothing was changed.")
     posts: Posts = request.app.state.posts
     if not form_id.startswith(f"{posts.word}-") or len(form_id) > 100:
         raise Refused(
@@ -276,6 +277,9 @@ def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     _, ids, at = found
     checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
     if not set(checked) <= set(ids):
-        raise Refused(403, "One of these was not on the page. Nothing was changed.")
+        raise Refused(
+            403, "One of the chosen rows was not on the page. Nothing was changed: reload the page, "
+            "and choose again.",
+        )  # fmt: skip
     when = datetime.fromisoformat(at) if at else None
     return Selection(kind, tuple(checked or ids), when)

@@ -154,7 +154,8 @@ async def listed(
     query, given = runs_page.filters(request, "since", "actor", "action", "kind", "subject")
     guesses = "subject" in query and query.get("kind") not in KINDS
     if guesses and not session.of(request).sees_values:
-        raise forms.Refused(403, "Your session has scope look: an id or a name needs its kind.")
+        text = "Your session has scope look: beside an id or a name, choose its kind."
+        raise forms.Refused(403, text)
 
     def read(conn: db.Connection) -> Rows:
         return acts.list(conn=conn, before=before, limit=view.PAGE + 1, **given)
