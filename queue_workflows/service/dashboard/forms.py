@@ -278,8 +278,8 @@ def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
     if not set(checked) <= set(ids):
         raise Refused(
-            403, "One of the chosen rows was not on the page. Nothing was changed: reload the page, "
-            "and choose again.",
+            403, "One of the chosen rows was not on the page. Nothing was changed. Reload it, and "
+            "choose again.",
         )  # fmt: skip
     when = datetime.fromisoformat(at) if at else None
     return Selection(kind, tuple(checked or ids), when)
