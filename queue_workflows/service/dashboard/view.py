@@ -80,7 +80,7 @@ _UNREAD: Final = (forms.Refused, db.Error, errors.QueueWorkflowsError)
 """The errors of `read` that the database causes."""
 _CSRF: Final = f"csrf-{secrets.token_hex(16)}"
 _FORM: Final = f"form-{secrets.token_hex(16)}"
-"""Rendered texts have these in place of the words of each session and form."""
+"""_Rendered texts have these in place of the words of each session and form."""
 _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
 _WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
@@ -260,8 +260,8 @@ class Page(Response):
                 with contextlib.suppress(*_UNREAD):
                     await pages.head(request)
         given = {**self._values, "head": pages.last_head, "message": message}
-        text = await _rendered(request, self._template, own, given)
-        reply = _reply(request, text, own.csrf if own else "", self.status_code)
+        rendered = await _rendered(request, self._template, own, given)
+        reply = _reply(request, rendered, own.csrf if own else "", self.status_code)
         reply.raw_headers += [each for each in self.raw_headers if each[0] == b"set-cookie"]
         await reply(scope, receive, send)
 
@@ -277,12 +277,12 @@ async def fragment(
     own = session.of(request)
     shown = own._replace(name="", csrf="")
 
-    async def text() -> str:
+    async def render() -> _Rendered:
         return await _rendered(request, template, shown, await make())
 
     pages: Pages = request.app.state.pages
     key = (template, str(request.url), own.scope, own.zone)
-    return _reply(request, await pages.kept(key, FRAGMENT_S, text), own.csrf)
+    return _reply(request, await pages.kept(key, FRAGMENT_S, render), own.csrf)
 
 
 async def live(
@@ -303,9 +303,16 @@ async def live(
     return Page(request, "live.html", title=title, command=command, part=part, **found)
 
 
+class _Rendered(NamedTuple):
+    """A text without the words of a session, and its ETag."""
+
+    text: str
+    tag: str
+
+
 async def _rendered(
     request: Request, template: str, own: session.Session | None, values: Mapping[str, Any]
-) -> str:
+) -> _Rendered:
     pages: Pages = request.app.state.pages
 
     def url(path: str, /, **query: Any) -> str:
@@ -325,15 +332,16 @@ async def _rendered(
         "app": config.get_config().app or "APP",
     }
 
-    def render() -> str:
-        return pages.env.get_template(template).render(given, **values)
+    def render() -> _Rendered:
+        text = pages.env.get_template(template).render(given, **values)
+        return _Rendered(text, responses.etag(_AGES.sub(r"\1", text).encode()))
 
     return await state.of(request).renders.run(render)
 
 
-def _reply(request: Request, text: str, csrf: str, status: int = 200) -> Response:
+def _reply(request: Request, rendered: _Rendered, csrf: str, status: int = 200) -> Response:
     """Return a rendered text with the words of this session, or 304 if its reader has it."""
-    tag = responses.etag(_AGES.sub(r"\1", text).encode())
+    text, tag = rendered
     headers = {"etag": tag, "content-security-policy": POLICY, "vary": "cookie"}
     if status == 200 and responses.matches(request, tag):
         return Response(status_code=304, headers=headers)
