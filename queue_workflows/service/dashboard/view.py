@@ -80,7 +80,7 @@ _UNREAD: Final = (forms.Refused, db.Error, errors.QueueWorkflowsError)
 """The errors of `read` that the database causes."""
 _CSRF: Final = f"csrf-{secrets.token_hex(16)}"
 _FORM: Final = f"form-{secrets.token_hex(16)}"
-"""_Rendered texts have these in place of the words of each session and form."""
+"""Rendered texts have these in place of the words of each session and form."""
 _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
 _WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
