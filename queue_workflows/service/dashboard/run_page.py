@@ -73,11 +73,13 @@ def run_row(conn: db.Connection, run_id: str) -> Row:
     return found | {"over": over, "begin": begin, "took_s": took_s}
 
 
-def _run(conn: db.Connection, run_id: str, sees: bool, show: Show, lit: str | None) -> JsonDict:
+def _run(
+    conn: db.Connection, run_id: str, sees: bool, show: Show, lit: str | None, zoom: int
+) -> JsonDict:
     """Return the values of a run's page: its state, and its time line or its graph.
 
-    `lit`: the box whose path is marked. `sentence` is called when the page is rendered, as it calls
-    the redactor, which is code of the app.
+    `lit`: the box whose path is marked. `zoom`: the size of the graph in percent. `sentence` is
+    called when the page is rendered, as it calls the redactor, which is code of the app.
     """
     head = run_row(conn, run_id)
     rows = statements.run_page.steps(conn, run_id=run_id, limit=layered.MOST + 1)
@@ -88,8 +90,8 @@ def _run(conn: db.Connection, run_id: str, sees: bool, show: Show, lit: str | No
     nodes = statements.run_page.nodes(conn, run_id=run_id, active=large, limit=timeline.MOST)
     maps = statements.overview.maps(conn, run=run_id)
     found: JsonDict = {
-        "run": head, "show": show, "counts": counts, "done": _done(counts), "large": large,
-        "queued": queued, "total": sum(counts.values()), "maps": maps,
+        "run": head, "show": show, "zoom": zoom, "large": large, "maps": maps,
+        "counts": counts, "done": _done(counts), "queued": queued, "total": sum(counts.values()),
         "sentence": functools.partial(sentence, head, counts, nodes, sees),
         "actions": _run_actions(head, counts),
     }  # fmt: skip
@@ -373,27 +375,19 @@ async def run(
     show: Show = "time", lit: view.Text = None,
     zoom: Annotated[int, fastapi.Query(ge=0, le=200)] = 100,
 ) -> Response:  # fmt: skip
-    """Show a run with its time line, or its graph, or one of its nodes.
-
-    For htmx, which fetches it again, it is the part alone that changes while the run goes on.
-    """
+    """Show a run with its time line, or its graph, or one of its nodes."""
     sees = session.of(request).sees_values
-
-    async def make() -> JsonDict:
-        if node is not None:
-            return await view.read(request, _node, run_id, node, attempt, sees)
-        return await view.read(request, _run, run_id, sees, show, lit) | {"zoom": zoom}
-
-    if "hx-request" in request.headers:
-        part = "run_state.html" if show == "time" else "run_graph.html"
-        return await view.fragment(request, part if node is None else "run_node_state.html", make)
-    found = await make()
     if node is not None:
-        return view.Page(
-            request, "run_node.html", title=f"{node} of run {run_id}",
-            command=command(run_id, node=node), **found,
+        return await view.live(
+            request, "run_node_state.html", _node, run_id, node, attempt, sees,
+            title=f"{node} of run {run_id}", command=command(run_id, node=node),
+            page="run_node.html",
         )  # fmt: skip
-    return view.Page(request, "run.html", title=f"Run {run_id}", command=command(run_id), **found)
+    part = "run_state.html" if show == "time" else "run_graph.html"
+    return await view.live(
+        request, part, _run, run_id, sees, show, lit, zoom,
+        title=f"Run {run_id}", command=command(run_id), page="run.html",
+    )  # fmt: skip
 
 
 def command(run_id: str, **options: str) -> str:

@@ -287,11 +287,12 @@ async def fragment(
 
 async def live(
     request: Request, part: str, read_values: Callable[..., dict[str, Any]], *args: Any, title: str,
-    command: str,
+    command: str, page: str = "live.html",
 ) -> Response:  # fmt: skip
-    """Return a page that is one live part, or for htmx, which fetches it again, the part alone.
+    """Return a page with a live part, or for htmx, which fetches it again, the part alone.
 
-    `read_values(conn, *args)` returns the values of the template `part`.
+    `read_values(conn, *args)` returns the values of both templates; that of the page is `live.html`
+    if it has the part alone.
     """
 
     async def make() -> dict[str, Any]:
@@ -300,7 +301,7 @@ async def live(
     if "hx-request" in request.headers:
         return await fragment(request, part, make)
     found = await make()
-    return Page(request, "live.html", title=title, command=command, part=part, **found)
+    return Page(request, page, title=title, command=command, part=part, **found)
 
 
 class _Rendered(NamedTuple):
