@@ -419,9 +419,8 @@ def _shown(context: jinja2.runtime.Context, value: Any) -> str | None:
     """
     if not _sees_values(context):
         return None
-    found = redacted(value)
-    size = len(json.dumps(found, default=str))
-    return " " * size if size > DOWNLOADED else "\n".join(display.pretty(found))
+    size = len(json.dumps(value, default=str))  # as stored, before code of the app changes it
+    return " " * size if size > DOWNLOADED else "\n".join(display.pretty(redacted(value)))
 
 
 @jinja2.pass_context
