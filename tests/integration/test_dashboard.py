@@ -594,7 +594,7 @@ def test_all_addresses_begin_with_the_path_of_the_mount(
                 value
                 for _, given in page.tags
                 for name in ("href", "src", "action", "hx-get", "data-stream", "data-root")
-                if (value := given.get(name)) and value != "#main" and not value.startswith(prefix)
+                if (value := given.get(name)) and not value.startswith(("#", prefix))
             ]
             assert not wrong
 
