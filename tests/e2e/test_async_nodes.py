@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import queue_workflows
-from tests.support import slot_app
+from tests.support import constants, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import until
 from tests.support.worker_views import node, node_row, stopped
@@ -23,9 +23,9 @@ def way(request: pytest.FixtureRequest, db: ModuleType) -> tuple[str, ...]:
     return request.param
 
 
-def worker(cli: Commands, *more: str) -> Command:
+def worker(cli: Commands, *more: str, **env: str) -> Command:
     app = "tests.support.slot_app:setup"
-    return cli.start("queue-claim-worker", "--queue", "cpu", "--app", app, *more)
+    return cli.start("queue-claim-worker", "--queue", "cpu", "--app", app, *more, **env)
 
 
 @pytest.mark.parametrize("module", ["node_yields", "node_streams"])
@@ -63,7 +63,9 @@ def test_at_sigterm_a_node_that_yields_or_awaits_is_handed_back(
     cli: Commands, way: tuple[str, ...], module: str, tmp_path: Path
 ) -> None:
     job_id = node(module, folder=str(tmp_path))
-    running = worker(cli, *way, "--shutdown-timeout", "60")
+    # It is interrupted at once, and not two seconds before the end of the timeout.
+    at_once = constants.env({"worker.desk.UNWIND_S": 59.9})
+    running = worker(cli, *way, "--shutdown-timeout", "60", **at_once)
     until(lambda: slot_app.starts_of(tmp_path))
     stopped(running)
     assert (tmp_path / "tidied").exists()

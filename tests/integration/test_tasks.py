@@ -23,6 +23,8 @@ from tests.support.worker_views import row
 
 Row = dict[str, Any]
 NAMES = pytest.mark.parametrize("kind", task_app.ENDS_BY_ITSELF)
+UNWIND_S = "worker.desk.UNWIND_S"
+"""How long before the end of the shutdown timeout, 60 s, a handler is interrupted: at once."""
 BATCHES = pytest.mark.parametrize("batch", [1, 3], ids=["one by one", "in batches"])
 
 
@@ -91,12 +93,12 @@ def test_a_cancel_ends_a_handler_that_yields_or_awaits_and_the_worker_goes_on(
 
 @NAMES
 def test_a_stop_ends_a_handler_in_good_order_and_hands_the_job_back(
-    conn: db.Connection, tmp_path: Path, kind: str
+    conn: db.Connection, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
     job_id = queued(kind, folder=str(tmp_path))
-    # The handler is interrupted two seconds before it.
-    with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=2.2) as subject:
+    constants.put(monkeypatch, UNWIND_S, 59.9)
+    with working(tmp_path, on_exit=codes.append, shutdown_timeout_s=60) as subject:
         until(lambda: f"{kind} begins" in task_app.lines(tmp_path))
         subject.stop()
         until(lambda: f"{kind} tidies" in task_app.lines(tmp_path))
@@ -168,6 +170,7 @@ def test_real_workers_end_each_kind_at_a_cancel_and_at_sigterm(
     subject = cli.start(
         *("queue-claim-worker", "--queue", task_app.QUEUE, "--shutdown-timeout", "60"),
         *("--app", "tests.support.task_app:setup"),
+        **constants.env({UNWIND_S: 59.9}),
     )
     for kind in kinds:
         job_id = queued(kind, folder=str(tmp_path))
