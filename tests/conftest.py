@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import compileall
-import contextlib
 import gc
 import importlib.util
 import itertools
@@ -23,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import queue_workflows
 from queue_workflows import config
 from tests.support import examples, process_state, wait
 
@@ -144,48 +141,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+def pytest_collection() -> Generator[None, Any, Any]:
     """Collect without the garbage collector, which would walk what stays over and over."""
     gc.disable()
     try:
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            # They are insides of pytest and hypothesis: with other ones each process does all.
-            with contextlib.suppress(ImportError, AttributeError, TypeError):
-                _compile_part(session.config)
         return (yield)
     finally:
         gc.enable()
-
-
-def _compile_part(config: pytest.Config) -> None:
-    """Compile one part of the files in each process of `-n`; each would compile all of them.
-
-    Beside that, find the constants in them, which hypothesis tries as examples.
-    """
-    from _pytest.assertion import rewrite
-    from hypothesis.internal import constants_ast
-
-    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    folders = UNIT.parent, Path(queue_workflows.__path__[0])
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    for path in files[number::count]:
-        is_test = path.name.startswith("test_")
-        pyc = Path(importlib.util.cache_from_source(str(path)))
-        if is_test:
-            pyc = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
-        if pyc.exists() or (is_test and _is_left_out(path, config)):
-            continue
-        module = ModuleType(path.stem)
-        module.__file__ = str(path)
-        constants_ast.constants_from_module(module)
-        if not is_test:
-            compileall.compile_file(path, quiet=2)
-            continue
-        with contextlib.suppress(OSError, SyntaxError):  # pytest reports it when it collects
-            pyc.parent.mkdir(parents=True, exist_ok=True)
-            source, code = rewrite._rewrite_test(path, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, pyc)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
