@@ -39,7 +39,8 @@ def build(settings: service_settings.Settings, *, upkeep: bool = True) -> fastap
     )
     made.state.service = service
     made.state.token_path = known.path
-    made.include_router(operations.router)
+    # include_router() would read the signatures again, for each application.
+    made.router.routes.extend(operations.router.routes)
     if settings.app_dashboard:
         _mount_pages(made, service, known)
     made.add_middleware(guard.Guard, settings=settings, known=known, own=service)

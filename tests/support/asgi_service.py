@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import httpx
-from fastapi import routing
 
 from queue_workflows import service
 from queue_workflows.client import AsyncClient
@@ -17,24 +15,6 @@ from tests.support import http_service
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
-_read_dependant: Any = routing.get_dependant
-_dependants: dict[Any, Any] = {}
-
-
-def _dependant(**given: Any) -> Any:
-    """Return what FastAPI reads in the signature of an endpoint.
-
-    It reads them once, and not for each application: of all endpoints that takes 35 to 60 ms.
-    """
-    key = tuple(given.items())
-    if key not in _dependants:
-        _dependants[key] = _read_dependant(**given)
-    found = copy.copy(_dependants[key])
-    found.dependencies = [*found.dependencies]  # to which a route adds its own
-    return found
-
-
-routing.get_dependant = _dependant
 
 
 def scope_of(path: str, query: str = "", method: str = "GET", **headers: str) -> dict[str, Any]:

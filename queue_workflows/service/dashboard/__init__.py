@@ -60,7 +60,7 @@ def build(service: state.Service, known: tokens.Tokens) -> fastapi.FastAPI:
     made.state.results, made.state.checking = {}, {}
     made.add_api_route("/static/{name}", _static, methods=["GET"])
     for module in _PAGES:
-        made.include_router(module.router)
+        made.router.routes.extend(module.router.routes)
     made.add_middleware(_Gate)
     for kind in _ERRORS:
         made.add_exception_handler(kind, _answer)
