@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from html.parser import HTMLParser
@@ -11,10 +10,8 @@ from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import httpx
-import jinja2
 
 from queue_workflows import service
-from queue_workflows.service.dashboard import view
 from tests.support import asgi_service, http_service
 
 T = TypeVar("T")
@@ -22,22 +19,6 @@ TOKENS: dict[str, str] = {
     "look": "look-token-of-the-tests", "read": "read-token-of-the-tests",
     "submit": "submit-token-of-the-tests", "operate": http_service.TOKEN,
 }  # fmt: skip
-
-
-class CompiledTemplates(jinja2.BytecodeCache):
-    """Compiles each template once, and not for each application: 50 ms for each page."""
-
-    def __init__(self) -> None:
-        self._codes: dict[tuple[str, str], Any] = {}
-
-    def load_bytecode(self, bucket: Any) -> None:
-        bucket.code = self._codes.get((bucket.key, bucket.checksum))
-
-    def dump_bytecode(self, bucket: Any) -> None:
-        self._codes[bucket.key, bucket.checksum] = bucket.code
-
-
-view._Environment = functools.partial(view._Environment, bytecode_cache=CompiledTemplates())
 
 
 class Form:

@@ -121,23 +121,30 @@ class _Environment(jinja2.Environment):
         return super().getattr(obj, attribute)
 
 
+@functools.cache
+def _environment() -> Any:
+    """Return the templates, which all applications of a process share: each is compiled once."""
+    made: Any = _Environment(
+        loader=jinja2.PackageLoader(_PACKAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(_FILTERS)
+    made.globals.update(
+        folded=FOLDED, downloaded=DOWNLOADED, navigation=NAVIGATION, csrf=_CSRF, form_id=_FORM,
+        action=forms.Action, typed_above=forms.TYPED_ABOVE,
+    )  # fmt: skip
+    return made
+
+
 class Pages:
     """The templates, the static files, and the facts and fragments of a moment ago."""
 
     def __init__(self) -> None:
-        self.env: Any = _Environment(
-            loader=jinja2.PackageLoader(_PACKAGE),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            auto_reload=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.env.filters.update(_FILTERS)
-        self.env.globals.update(
-            folded=FOLDED, downloaded=DOWNLOADED, navigation=NAVIGATION, csrf=_CSRF, form_id=_FORM,
-            action=forms.Action, typed_above=forms.TYPED_ABOVE,
-        )  # fmt: skip
+        self.env = _environment()
         self.files: dict[str, tuple[bytes, str]] = {}
         self.names: dict[str, str] = {}
         """Static files by their names with a hash, and these by the plain names."""
