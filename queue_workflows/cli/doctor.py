@@ -210,7 +210,6 @@ _DEFAULT_PORT = 5432
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 """PostgreSQL's SSLRequest message, which every server answers with one byte."""
 _REFUSALS = (
-    (r"SSL|certificate|GSSAPI negotiation", "tls", "see sslmode and sslrootcert in the DSN"),
     (r"no password supplied|fe_sendauth", "login",
      "put it in the DSN, in PGPASSWORD, or in ~/.pgpass (mode 0600)"),
     (r"(?:password|PAM|LDAP|RADIUS|SASL) authentication failed|no such user", "login",
@@ -231,6 +230,7 @@ _REFUSALS = (
      "wait until it has started; see the server's log"),
     (r"session is (?:not )?read-only|server is (?:not )?in hot standby", "server",
      "no server of the DSN is what target_session_attrs wants"),
+    (r"SSL|certificate|GSSAPI negotiation", "tls", "see sslmode and sslrootcert in the DSN"),
     (r"timeout expired|server closed the connection|could not receive data", "login",
      "it takes connections and does not answer: see the server's log"),
     ("", "login", "see the server's log"),
@@ -238,7 +238,8 @@ _REFUSALS = (
 """Words of a refused connection, the step that it ends, and the remedy; the first that fit count.
 
 A failed connect has no SQLSTATE, so that its words are all there is. With several hosts the last
-one's words count.
+one's words count. TLS comes after what a server answers: its "no pg_hba.conf entry" ends with
+"SSL encryption", and libpq reports the tries with and without TLS together.
 """
 
 
