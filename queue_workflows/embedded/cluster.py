@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -221,10 +222,13 @@ def account(folder: Path) -> Account | None:
             "root may not run PostgreSQL, and there is neither an account postgres nor nobody"
         )
     chosen = Account(entry.pw_uid, entry.pw_gid)
-    if not can_run(["/bin/sh", "-c", 'cd "$0"', str(folder)], chosen):
+    enter = ["/bin/sh", "-c", 'cd "$0"']
+    if not can_run([*enter, str(folder)], chosen):
+        above = [path for path in folder.parents if not can_run([*enter, str(path)], chosen)]
+        closed = above[-1] if above else folder
         raise errors.EmbeddedUnavailable(
             f"root may not run PostgreSQL, and the account {name} cannot enter {folder}: "
-            f"open the folders above it, or name another one by {KNOB}"
+            f"`chmod a+x {shlex.quote(str(closed))}`, or name another folder by {KNOB}"
         )
     return chosen
 

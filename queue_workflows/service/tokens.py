@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import pydantic
 
 from queue_workflows import config, errors
+from queue_workflows.embedded import cluster
 from queue_workflows.service import settings as service_settings
 
 Scope = Literal["look", "read", "submit", "operate"]
@@ -58,7 +59,8 @@ def load(settings: service_settings.Settings) -> Tokens:
 
 def _read_or_create(path: Path) -> str:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The account that runs the embedded server for root enters it too, for a folder of its own.
+        cluster.make_folder(path.parent)
         if not os.path.lexists(path):
             text = secrets.token_urlsafe(32)
             # It is complete before it has its name: another service may start at the same time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -560,4 +561,5 @@ def test_a_folder_that_the_account_cannot_reach_is_named(own_host: Host) -> None
     own_host.base.chmod(0o700)
     error = own_host.member().said()["error"]
     assert f"cannot enter {own_host.folder}" in error
+    assert f"`chmod a+x {shlex.quote(str(own_host.base))}`" in error
     assert KNOB in error

@@ -218,6 +218,18 @@ def test_a_token_is_created_once_for_this_user_alone(folder: Path, monkeypatch: 
         tokens.load(settings.load())
 
 
+def test_the_folder_of_a_token_lets_the_account_of_the_embedded_server_enter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For root the server runs as another account, in a folder beside the token."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(folder / "lib" / "state"))
+    path = tokens.load(settings.load()).path
+    assert path is not None
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path.parent.parent)}
+    assert modes == {0o755 if os.geteuid() == 0 else 0o700}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_tokens_have_scopes() -> None:
     found = tokens.load(settings.load(token="o" * 16, token_submit="s" * 16, token_read="r" * 16))
     assert found.path is None

@@ -15,7 +15,7 @@ def test_errors_of_the_server_are_recognised() -> None:
         ("FATAL:  sorry, too many clients already", "login", "raise max_connections"),
         ("FATAL:  remaining connection slots are reserved for ...", "login", "max_connections"),
         ("FATAL:  the database system is starting up", "login", "wait until it has started"),
-        ('FATAL:  Peer authentication failed for user "u"', "login", "another kind"),
+        ('FATAL:  Peer authentication failed for user "u"', "login", "another kind of login"),
         ('FATAL:  role "u" does not exist', "login", "CREATE ROLE {user} LOGIN"),
         ('root certificate file "/etc/root.crt" does not exist', "tls", "sslrootcert"),
         ("SSL error: certificate verify failed", "tls", "sslrootcert"),
