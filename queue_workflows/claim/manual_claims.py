@@ -123,15 +123,21 @@ def despite_outages(
     """Call `work` for a running handler; while the database is away, `wait(seconds)` and retry.
 
     So an outage does not fail the job. The retries end with the lease, or with the first try after
-    `interrupted` returns True.
+    `interrupted` returns True. The beginning and the end of the outage are logged.
     """
-    pause_s = AGAIN_FIRST_S
+    pause_s, is_away = AGAIN_FIRST_S, False
     while True:
         try:
-            return work()
+            found = work()
         except (db.OperationalError, db.InterfaceError) as error:
             if interrupted():
                 raise
-            _log.warning("waiting for the database: %s", str(error).strip())
+            if not is_away:
+                is_away = True
+                _log.warning("waiting for the database: %s", str(error).strip())
             wait(pause_s)
             pause_s = min(AGAIN_MAX_S, 2 * pause_s)
+        else:
+            if is_away:
+                _log.warning("the database is back")
+            return found

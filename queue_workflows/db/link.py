@@ -76,8 +76,9 @@ class Link:
 
     The bell of its `flow` makes it ask the source. It listens on `channels` unless POLL_ONLY is
     set. `locks` are names of advisory locks that its session holds in shared mode. `url` defaults
-    to `db_url()`. `waits` is called with the reason whenever it has to reconnect, by default to log
-    each kind of reason once. It waits up to `answer_s` for a connection or a reply.
+    to `db_url()`. `waits` is called with the reason whenever it has to reconnect. By default each
+    kind of reason is logged once, and the end of the outage too. It waits up to `answer_s` for a
+    connection or a reply.
     """
 
     def __init__(
@@ -332,6 +333,8 @@ class Link:
         except psycopg.Error as error:
             self._drop(error)
             return
+        if self._logged:
+            _log.warning("the database is back")
         self._backoff_s, self._logged = BACKOFF_FIRST_S, ""
         self._source.connected()
 

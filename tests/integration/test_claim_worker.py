@@ -253,7 +253,7 @@ def test_a_connection_that_dies_under_the_handler_costs_nothing(body: Body) -> N
     assert node_row(job_id)["claim_no"] == 1
 
 
-def test_an_outage_is_logged_once_for_any_error_text(
+def test_an_outage_and_its_end_are_logged_once_for_any_error_text(
     body: Body, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(worker()):
@@ -261,8 +261,9 @@ def test_an_outage_is_logged_once_for_any_error_text(
         with lost_replies.of_thread("worker-loop", ["it closed", "it starts up"]):
             job_id = queued("quick")
             wait.until(lambda: node_row(job_id)["status"] == "completed")
-    said = [text for text in caplog.messages if text.startswith("waiting for the database")]
-    assert said == ["waiting for the database: it closed"]
+    words = ("waiting for the database", "the database is back")
+    said = [text for text in caplog.messages if text.startswith(words)]
+    assert said == ["waiting for the database: it closed", "the database is back"]
 
 
 @contextmanager

@@ -769,7 +769,7 @@ def test_an_input_node_is_parked() -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure(
-    monkeypatch: pytest.MonkeyPatch, times: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
     constants.put(monkeypatch, "claim.manual_claims.AGAIN_FIRST_S", 0.001)
     failures = [db.OperationalError("gone")] * times
@@ -780,6 +780,8 @@ def test_a_read_that_the_database_fails_is_tried_again_and_not_the_nodes_failure
 
     flow.before_input_reads(monkeypatch, fail)
     assert run(returning({"a": 1}))["context_delta"] == {"a": 1}
+    said = [text for text in caplog.messages if "the database" in text]
+    assert said == ["waiting for the database: gone", "the database is back"]
 
 
 def test_waiting_for_the_database_ends_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
