@@ -179,6 +179,17 @@ def test_units_have_a_folder_for_the_files_of_runs() -> None:
         assert found[OUTPUTS].startswith(f"/var/lib/{service['StateDirectory'][0]}/")
 
 
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_share_a_folder_for_log_files_in_which_root_writes_none(path: Path) -> None:
+    service = unit(path)["Service"]
+    if service["User"] == ["root"]:
+        assert "LogsDirectory" not in service
+        assert service["UnsetEnvironment"] == [" ".join(reversed(config.LOG_PATH.variables))]
+    else:
+        assert service["LogsDirectory"] == ["queue-workflows"]
+        assert service["LogsDirectoryMode"] == ["0700"]
+
+
 def test_containers_have_a_volume_for_the_files_of_runs_and_an_init() -> None:
     parsed: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     for name in ("orchestrator", "scheduler", "cpu", "gpu", "serve"):
