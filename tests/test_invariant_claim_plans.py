@@ -199,15 +199,27 @@ UNCOUNTED = {
     "uncounted": [FILL],
 }
 """Filled again after the statistics saw nothing: planned as one row until autovacuum analyses."""
+OWN_KEYS = 5_000
+STALE = f"""
+SET session_replication_role = replica;
+INSERT INTO ingest_jobs (task_name, queue, status)
+    SELECT 't', 'fetch', 'completed' FROM generate_series(1, 1000);
+{ANALYZE};
+DELETE FROM ingest_jobs;
+INSERT INTO ingest_jobs (task_name, queue, lock_key)
+    SELECT 't', 'fetch', 'own' || i FROM generate_series(1, {OWN_KEYS}) i;
+SET session_replication_role = origin;
+"""
+"""Statistics of a time when each job had ended, and none had a lock key."""
 
 
 @pytest.fixture(scope="module")
 def crowded(own_database: database.Database) -> Generator[dict[str, Any]]:
-    """What is wrong with the plans in each state, and the DSNs of two databases left full."""
+    """What is wrong with the plans in each state, and the DSNs of three databases left full."""
     from queue_workflows import db
 
     found: dict[str, Any] = {}
-    names = [own_database.fresh_name() for _ in range(2)]
+    names = [own_database.fresh_name() for _ in range(3)]
 
     def enter(dsn: str, states: dict[str, list[str]]) -> None:
         with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn), db.connect(limited=False) as conn:
@@ -227,7 +239,11 @@ def crowded(own_database: database.Database) -> Generator[dict[str, Any]]:
     second = own_database.create(names[1], template=names[0])
     enter(first, COUNTED)
     enter(second, UNCOUNTED)
-    yield found | {"full at": first, "uncounted at": second}
+    third = own_database.create_migrated(names[2])
+    with db.connect(url=third, limited=False) as conn:
+        for statement in (*BY_HAND, STALE):
+            conn.execute(statement.encode())
+    yield found | {"full at": first, "uncounted at": second, "stale at": third}
     for name in names:
         own_database.drop(name)
 
@@ -497,6 +513,10 @@ def ask(conn: Any, function: str, limit: int = 1000) -> tuple[int, int]:
     return factories.one(conn, call), rows_read(conn) - before
 
 
+of_any_time = pytest.mark.parametrize("many", ["full", "uncounted", "stale"], indirect=True)
+
+
+@of_any_time
 def test_a_sweep_of_unserved_queues_reads_little_but_what_it_writes(many: Any) -> None:
     assert ask(many, "block_unserved") == (0, pytest.approx(2, abs=6))
     many.execute(GHOSTS.encode())
@@ -514,6 +534,7 @@ def test_a_sweep_of_unserved_queues_reads_little_but_what_it_writes(many: Any) -
     assert read <= 10 * SEVERAL + 30
 
 
+@of_any_time
 @pytest.mark.parametrize("key", ["stuck", "busy", "nobody's"])
 def test_a_waiter_is_admitted_from_its_own_lock_queue(many: Any, key: str) -> None:
     many.execute(GHOSTS.encode())
@@ -521,6 +542,14 @@ def test_a_waiter_is_admitted_from_its_own_lock_queue(many: Any, key: str) -> No
     call = f"SELECT queue_workflows_give_turns('ingest_jobs', ARRAY[$q${key}$q$])"
     assert factories.one(many, call) == 0
     assert rows_read(many) - before <= 10
+
+
+@of_any_time
+def test_the_sweep_of_lock_keys_reads_a_few_rows_of_each(many: Any) -> None:
+    many.execute(GHOSTS.encode())
+    before = rows_read(many)
+    assert factories.one(many, "SELECT queue_workflows_mend_turns('ingest_jobs')") == 0
+    assert rows_read(many) - before <= 20
 
 
 LONG_KEYS = """

@@ -162,13 +162,18 @@ j.id = %(job)s AND CASE WHEN %(worker)s::text IS NULL THEN j.status = 'queued'
 -- The columns that the end of a completed run sets.
 status = 'completed', finished_at = now(), progress_pct = 100, error = NULL, updated_at = now()
 
+-- fragment: has_key(j, of_key)
+-- The job has the lock key, as it runs or is claimable. Only the index of lock keys has this predicate. A condition about
+-- claimable jobs alone would imply that of the claim's index, too, which the planner may then read as a whole.
+j.lock_key IS NOT NULL AND j.lock_key = of_key
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
+
 -- fragment: give_turns(jobs)
 -- The statements of queue_workflows_give_turns() for one table.
 WITH behind AS MATERIALIZED (
     SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
         SELECT j.id FROM jobs j
-         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-           AND j.blocked_reason IS NULL
+         WHERE {has_key(j, k.key)} AND (j.status = 'queued') IS TRUE
            -- Compare with the first waiter only: a search for any earlier one may read all waiters.
            AND EXISTS (SELECT FROM (
                SELECT w.priority, w.seq FROM jobs w
@@ -183,8 +188,7 @@ WITH heads AS MATERIALIZED (
          WHERE w.lock_key IS NOT NULL AND w.lock_key = k.key AND w.status = 'queued'
            AND w.blocked_reason = 'locked'
          ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
-     WHERE NOT EXISTS (SELECT FROM jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+     WHERE NOT EXISTS (SELECT FROM jobs j WHERE {has_key(j, k.key)} OFFSET 0))
 UPDATE jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
 GET DIAGNOSTICS v_count = ROW_COUNT;
 

@@ -110,9 +110,7 @@ DECLARE
     v_count bigint := 0;
 BEGIN
     FOREACH v_key IN ARRAY p_keys LOOP
-        EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
-                           AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
-                           LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
+        EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE {has_key(j, $1)} LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
         CONTINUE WHEN v_one IS NOT NULL;
         EXECUTE format($q$ SELECT array_agg(h.id) FROM (
             SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
@@ -263,8 +261,7 @@ BEGIN
         {keys_with_waiters()}
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
-               SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
-                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
+               SELECT FROM %1$I j WHERE {has_key(j, line.key)} OFFSET 0)
         $q$, p_jobs) INTO v_keys;
     PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);

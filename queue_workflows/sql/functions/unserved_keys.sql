@@ -81,8 +81,7 @@ BEGIN
         SELECT array_agg(c.key) FROM (
             SELECT line.key FROM line CROSS JOIN LATERAL (
                 SELECT j.queue::text FROM %1$I j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL LIMIT 1) a
+                 WHERE {has_key(j, line.key)} AND (j.status = 'queued') IS TRUE LIMIT 1) a
              WHERE a.queue <> ALL ($1) AND EXISTS (
                    -- >= and LIMIT 1: with an equality the planner may read all waiters of the key.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
@@ -96,7 +95,7 @@ BEGIN
     FOREACH v_key IN ARRAY coalesce(v_keys, '{}') LOOP
         EXECUTE format($q$
             SELECT j.id FROM %1$I j
-             WHERE j.lock_key IS NOT NULL AND j.lock_key = $1 AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE {has_key(j, $1)} AND (j.status = 'queued') IS TRUE
                AND j.queue <> ALL ($2) FOR UPDATE SKIP LOCKED
             $q$, p_jobs) USING v_key, p_served INTO v_id;
         CONTINUE WHEN v_id IS NULL;  -- another transaction claims or changes it
