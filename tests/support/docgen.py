@@ -184,6 +184,9 @@ The first variable that is set and not empty counts.
 
 ## Settings
 
+Other pages leave out the prefix `QUEUE_WORKFLOWS_`. Set the whole name of this table: a process
+ignores `SHUTDOWN_TIMEOUT_S=1`, and reads `QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S=1`.
+
 Each setting is read from its first variable, then from its second; otherwise its default applies. A
 value that does not parse gives the default and one warning that names the variable. A flag is on if
 its variable is set and not empty.
