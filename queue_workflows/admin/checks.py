@@ -321,10 +321,14 @@ def connections(conn: db.Connection) -> Finding:
 
 
 def rights_of(conn: db.Connection, purpose: str) -> Finding:
-    """Report the rights that this role lacks for a purpose, or has and does not need."""
+    """Report the rights that this role lacks for a purpose, or has and does not need.
+
+    Also those of PUBLIC, which needs none.
+    """
     lacks = permissions.lacking(conn, purpose)
     excess = permissions.excessive(conn, purpose)
-    if not lacks and not excess:
+    public = permissions.described(permissions.of_public(conn))
+    if not lacks and not excess and not public:
         return Finding("rights", OK, f"all that it takes to {purpose}")
     role = statements.doctor.schema_seen(conn)["role"]
     parts: list[str] = []
@@ -332,22 +336,27 @@ def rights_of(conn: db.Connection, purpose: str) -> Finding:
         names = ", ".join(f"{one.right} on {one.name}" for one in found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         parts += [f"{verb} {names}{more}"] if found else []
-    text = f"to {purpose}, {role} {' and '.join(parts)}"
-    return Finding("rights", ERROR, text, "; ".join(rights_sql(conn, purpose, role)))
+    text = "; ".join([*([f"to {purpose}, {role} {' and '.join(parts)}"] if parts else []), *public])
+    level = ERROR if parts else WARNING
+    return Finding("rights", level, text, "; ".join(rights_sql(conn, purpose, role)))
 
 
 def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
-    """Return the statements that give a role the rights for a purpose, and no others."""
+    """Return the statements that give a role the rights for a purpose, and no others.
+
+    They also take the rights of PUBLIC away, and give the role those of them that it needs.
+    """
+    public = permissions.of_public(conn)
     # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.
     return [
-        *permissions.revokes(permissions.excessive(conn, purpose)),
-        *permissions.grants(permissions.lacking(conn, purpose), role),
+        *permissions.revokes([*permissions.excessive(conn, purpose), *public]),
+        *permissions.grants(permissions.lacking(conn, purpose, without=public), role),
     ]
 
 
 @_check("rights", ERROR, by_purpose=True)
 def rights(conn: db.Connection, purpose: str) -> Finding:
-    """Has this role the rights for its purpose, and no others?"""
+    """Has this role the rights for its purpose, and no others, and has PUBLIC none?"""
     found = rights_of(conn, purpose)
     script = f"`queue-workflows connect --for {purpose} --sql`"
     remedy = f"run what {script} prints, as the owner of the tables"
@@ -414,7 +423,7 @@ def files(conn: db.Connection) -> Findings:
     """Are runs of roles that only submit confined to folders?
 
     Can nodes of this machine write theirs, and do all machines share them? May only some roles
-    create functions there?
+    create functions there, and do ours belong to the owner of the tables?
     """
     knob = config.OUT_ROOTS.variables[0]
     if roots := confinement.roots():
@@ -430,6 +439,8 @@ def files(conn: db.Connection) -> Findings:
         text = f"every role may create functions in schema {name}, which triggers could call"
         remedy = f"as the owner: REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"
         yield Finding("schema rights", WARNING, text, remedy)
+    if (found := permissions.of_another_owner(conn)) is not None:
+        yield Finding("schema rights", WARNING, *found)
 
 
 def _outputs(machines: list[str]) -> Finding:

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from queue_workflows import db
 from queue_workflows.db import functions, statements
+from queue_workflows.runtime import display
 from queue_workflows.types import Row
 
 TABLES = (
@@ -27,6 +28,7 @@ _Rights: TypeAlias = "dict[str, tuple[str, ...]]"
 _READ: _Rights = dict.fromkeys(
     (*TABLES, "queue_schema_version", "queue_schema_objects", "queue_partition_limits"), ("SELECT",)
 )
+_ALL = [*_READ, "lock_turns", "partition_turns", "workflow_run_files"]
 _WORK: _Rights = dict.fromkeys(TABLES, ("SELECT", "INSERT", "UPDATE", "DELETE"))
 PURPOSES: dict[str, _Rights] = {
     "work": {**_READ, **_WORK},
@@ -75,29 +77,40 @@ class ExcessRight(NamedTuple):
     grantee: str
 
 
-def lacking(conn: db.Connection, purpose: str) -> list[MissingRight]:
-    """Return the rights that this role lacks for a purpose, on existing tables and functions."""
-    wanted = PURPOSES[purpose]
+def lacking(
+    conn: db.Connection, purpose: str, *, without: list[ExcessRight] | None = None
+) -> list[MissingRight]:
+    """Return the rights that this role lacks for a purpose, on existing tables and functions.
+
+    Those that it has as long as PUBLIC has the rights `without` count as lacking.
+    """
+    wanted, revoked = PURPOSES[purpose], [f"{one.right} {one.name}" for one in without or ()]
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]
     filled = [table for table, right in pairs if right == "INSERT"]
     rows = statements.permissions.closed_tables(
-        conn, tables=[table for table, _ in pairs], privileges=[right for _, right in pairs]
+        conn,
+        tables=[table for table, _ in pairs],
+        privileges=[right for _, right in pairs],
+        revoked=revoked,
     )
     if purpose == "submit":
         filled = list(SUBMITTED)
         rows += _closed_columns(conn)
     rows += [
         {"right": "USAGE", "kind": "SEQUENCE", "name": name}
-        for name in statements.permissions.closed_sequences(conn, tables=filled)
+        for name in statements.permissions.closed_sequences(conn, tables=filled, revoked=revoked)
     ]
     rows += statements.permissions.closed_functions(
         conn,
         internal=list(functions.INTERNAL),
         works=purpose in {"work", "migrate"},
         named=list(functions.SUBMIT) if purpose == "submit" else [],
+        revoked=revoked,
     )
     if purpose == "migrate":
-        rows += statements.permissions.not_owned(conn, tables=list(_READ))
+        rows += statements.permissions.not_owned(
+            conn, tables=_ALL, notifying=list(functions.NOTIFYING)
+        )
     return [MissingRight(**row) for row in rows]
 
 
@@ -139,10 +152,49 @@ def excessive(conn: db.Connection, purpose: str) -> list[ExcessRight]:
     ]
 
 
+def of_public(conn: db.Connection) -> list[ExcessRight]:
+    """Return the rights of PUBLIC to functions, tables and sequences of the engine.
+
+    A dump that is restored while a role of its GRANTs is missing leaves the functions without any
+    grant or REVOKE, so that PUBLIC may execute them.
+    """
+    rows = statements.permissions.of_public(conn, tables=_ALL, notifying=list(functions.NOTIFYING))
+    return [ExcessRight(**row) for row in rows]
+
+
+def described(public: list[ExcessRight]) -> list[str]:
+    """Return what PUBLIC may do, at most two texts."""
+    found: list[str] = []
+    if called := [one.name for one in public if one.kind == "FUNCTION"]:
+        found.append(f"PUBLIC may execute {_first(called, 'function')}")
+    if opened := [f"{one.right} on {one.name}" for one in public if one.kind != "FUNCTION"]:
+        found.append(f"PUBLIC has {_first(opened, 'right')}")
+    return found
+
+
+def of_another_owner(conn: db.Connection) -> tuple[str, str] | None:
+    """Return that functions have another owner than the tables, and the remedy; None if none has.
+
+    Some of them run as their owner, who needs all rights to the tables, and should have no others.
+    """
+    rows = statements.permissions.others_functions(conn, notifying=list(functions.NOTIFYING))
+    if not rows:
+        return None
+    owner, tables = rows[0]["owner"], rows[0]["owner_of_tables"]
+    text = f"{owner} owns {_first([row['name'] for row in rows], 'function')}, {tables} the tables"
+    change = f"ALTER FUNCTION {rows[0]['name']} OWNER TO {tables}"
+    return text, f"as a superuser: {change}, and so for each"
+
+
+def _first(names: list[str], noun: str) -> str:
+    """Return how many there are, and the first."""
+    return f"{display.counted(len(names), noun)} ({names[0]}{', ...' if names[1:] else ''})"
+
+
 def revokes(found: list[ExcessRight]) -> list[str]:
     """Return the REVOKE statements for these privileges, one for each grantee and object."""
     merged: dict[tuple[str, str, str], list[str]] = {}
-    for one in found:
+    for one in dict.fromkeys(found):
         merged.setdefault((one.kind, one.name, one.grantee), []).append(one.right)
     return [
         f"REVOKE {', '.join(rights)} ON {kind} {name} FROM {grantee}"
@@ -161,7 +213,7 @@ def grants(lacks: list[MissingRight], role: str) -> list[str]:
     found: list[str] = []
     for (kind, rights), names in merged.items():
         if "OWNER" in rights:
-            found += [f"ALTER TABLE {name} OWNER TO {role}" for name in names]
+            found += [f"ALTER {kind} {name} OWNER TO {role}" for name in names]
         else:
             found.append(f"GRANT {', '.join(rights)} ON {kind} {', '.join(names)} TO {role}")
     return found

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import typer
 
 from queue_workflows import db, embedded, errors, history
+from queue_workflows.admin import permissions
 from queue_workflows.cli import command, define, output
 from queue_workflows.db import databases as databases_of
 from queue_workflows.db import functions, ledger, schema, statements
@@ -66,6 +67,8 @@ class _Plan(NamedTuple):
     damaged: list[functions.Part]
     """The parts among them of which an object was changed after the installation."""
     problems: list[functions.Problem]
+    rights: list[str]
+    """Wrong rights and owners, each with the remedy; nothing else is left to migrate then."""
 
 
 def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, table: str) -> _Plan:
@@ -90,7 +93,18 @@ def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, ta
         stale = functions.stale(conn) if with_set else []
         damaged = list(dict.fromkeys(each.part for each in problems if each.is_damage))
         parts = list(dict.fromkeys([*stale, *damaged]))
-        return _Plan(before, target, is_down, steps, parts, damaged, problems)
+        rights = _wrong_rights(conn) if with_set and not steps and not parts else []
+        return _Plan(before, target, is_down, steps, parts, damaged, problems, rights)
+
+
+def _wrong_rights(conn: db.Connection) -> list[str]:
+    """Return what PUBLIC may do and need not, and functions of another owner than the tables."""
+    script = "`queue-workflows connect --for PURPOSE --sql`"
+    remedy = f"run what {script} prints for each role, as the owner of the tables"
+    found = [f"{text}; {remedy}" for text in permissions.described(permissions.of_public(conn))]
+    if (others := permissions.of_another_owner(conn)) is not None:
+        found.append("; ".join(others))
+    return found
 
 
 def _verify(words: str, plan: _Plan) -> define.Shown:
@@ -98,10 +112,11 @@ def _verify(words: str, plan: _Plan) -> define.Shown:
     state, to = ("applied", f" --to {plan.target}") if plan.is_down else ("not applied", "")
     found = [f"migration {step.version:04d}_{step.name} is {state}" for step in plan.steps]
     found += [each.text for each in plan.problems]
-    remedy = f"; `queue-workflows migrate{to}` fixes it"
+    remedy = f"; `queue-workflows migrate{to}` fixes it" if found else ""
     if any(each.is_newer for each in plan.problems):
         remedy = "; upgrade queue_workflows here"
-    last = f"{words}: {output.counted(len(found), 'problem')}{remedy if found else ''}"
+    found += plan.rights
+    last = f"{words}: {output.counted(len(found), 'problem')}{remedy}"
     report = {"database": words, "version": plan.before, "problems": found}
     return define.Shown(report, lambda: [*map(output.echo, [*found, last])], int(bool(found)))
 

@@ -227,6 +227,11 @@ INTERNAL = (
     "queue_workflows_ingest_wake", "queue_workflows_node_wake", "queue_workflows_take_locks",
 )  # fmt: skip
 """Functions that only the owner's functions call, so that no role gets EXECUTE on them."""
+NOTIFYING = (
+    "notify_node_job_ready", "notify_ingest_job_ready", "notify_worker_control",
+    "notify_orchestrator", "notify_dispatch_event",
+)  # fmt: skip
+"""Our functions whose names do not begin with `queue_workflows_`, as in `sql/privileges.sql`."""
 
 
 def filled(text: str) -> str:

@@ -386,6 +386,22 @@ def test_the_printed_script_gives_a_role_all_that_it_lacks(
         assert console.printed("connect", "--for", purpose, "--sql") == ""
 
 
+@pytest.mark.parametrize("purpose", ["work", "submit", "read"])
+def test_the_printed_script_gives_a_role_what_it_takes_from_public(
+    reachable: Server, home: str, role: Any, purpose: str
+) -> None:
+    """A restore without the role has lost its grants, and each REVOKE from PUBLIC."""
+    dsn = role(
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO PUBLIC",
+        "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO PUBLIC",
+    )
+    with database.environment(QUEUE_WORKFLOWS_DB_URL=dsn):
+        reachable.sql(console.printed("connect", "--for", purpose, "--sql"), name=BASE)
+        assert passed(dsn, purpose)["rights"].text == f"all that it takes to {purpose}"
+        assert console.printed("connect", "--for", purpose, "--sql") == ""
+
+
 def test_what_connect_does_not_take_is_refused_in_a_sentence() -> None:
     assert "--for 'all' is none of work, migrate," in console.refusal("connect", "--for", "all")
     refused = console.refusal("connect", "--sql", "--json")

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from queue_workflows import config, db, queues
 from tests.hostile import roles
-from tests.support import constants, database, factories, sweeps, transitions
+from tests.support import console, constants, database, factories, sweeps, transitions
 from tests.support.findings import ERROR, OK, WARNING, Finding, report, wrong
 from tests.support.findings import doctors as found
 from tests.support.findings import of_doctor as findings
@@ -472,4 +472,42 @@ def test_a_schema_in_which_everybody_may_create_functions_is_named(own: str) -> 
         assert found("schema rights").level == WARNING
         assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC" in found("schema rights").remedy
         conn.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    assert "schema rights" not in findings()
+
+
+def test_rights_of_public_are_named_until_the_printed_script_has_run(own: str) -> None:
+    connect = ("connect", "--for", "work", "--sql")
+    with db.connect() as conn:
+        for grant in (
+            "EXECUTE ON FUNCTION queue_workflows_audit",
+            "SELECT ON workflow_runs",
+            "USAGE ON SEQUENCE ingest_jobs_seq_seq",
+        ):
+            conn.execute(f"GRANT {grant} TO PUBLIC".encode())
+        rights = found("rights")
+        assert rights.level == WARNING
+        assert rights.text == (
+            "PUBLIC may execute 1 function (queue_workflows_audit(ingest_jobs,text)); "
+            "PUBLIC has 2 rights (USAGE on ingest_jobs_seq_seq, ...)"
+        )
+        assert f"`queue-workflows {' '.join(connect)}`" in rights.remedy
+        script = console.printed(*connect)
+        assert script.splitlines() == [
+            "REVOKE EXECUTE ON FUNCTION queue_workflows_audit(ingest_jobs,text) FROM PUBLIC;",
+            "REVOKE USAGE ON SEQUENCE ingest_jobs_seq_seq FROM PUBLIC;",
+            "REVOKE SELECT ON TABLE workflow_runs FROM PUBLIC;",
+        ]
+        conn.execute(script.encode())
+    assert found("rights").level == OK
+
+
+def test_a_function_whose_owner_is_not_that_of_the_tables_is_named(own: str) -> None:
+    function = "queue_workflows_age_s(timestamp with time zone)"
+    with roles.role(own, "read") as name, db.connect() as conn:
+        conn.execute(f"ALTER FUNCTION {function} OWNER TO {name}".encode())
+        finding = found("schema rights")
+        assert finding.level == WARNING
+        assert f"{name} owns 1 function ({function})" in finding.text
+        assert f"ALTER FUNCTION {function} OWNER TO" in finding.remedy
+        conn.execute(f"ALTER FUNCTION {function} OWNER TO CURRENT_USER".encode())
     assert "schema rights" not in findings()

@@ -401,6 +401,17 @@ def test_an_object_that_somebody_changed_is_named_and_migrate_installs_it_again(
     assert "nothing to do" in capfd.readouterr().out
 
 
+def test_verify_names_what_public_may_execute(own: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """The functions are those of this code, so that `migrate` installs none."""
+    with db.connect() as conn:
+        conn.execute("GRANT EXECUTE ON FUNCTION queue_workflows_audit TO PUBLIC")
+    assert main(["migrate", "--verify"]) == 1
+    out = capfd.readouterr().out
+    may = "PUBLIC may execute 1 function (queue_workflows_audit(ingest_jobs,text))"
+    assert f"{may}; run what `queue-workflows connect --for PURPOSE --sql` prints" in out
+    assert out.endswith(": 1 problem\n")
+
+
 def test_verify_names_what_an_empty_database_lacks(
     empty: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,14 @@
 -- function that does not exist is left out.
 
 -- name: closed_tables many
--- Return which of these privileges this role lacks. `privileges` and `tables` are parallel arrays.
-SELECT w.privilege AS right, 'TABLE' AS kind, to_regclass(w.name)::text AS name
+-- Return which of these privileges this role lacks, or will once PUBLIC has none of those of
+-- `revoked` (`SELECT workflow_runs`). `privileges` and `tables` are parallel arrays.
+SELECT w.privilege AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
   FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)
- WHERE NOT has_table_privilege(to_regclass(w.name), w.privilege);
+  JOIN pg_class c ON c.oid = to_regclass(w.name)
+ WHERE NOT has_table_privilege(c.oid, w.privilege)
+    OR w.privilege || ' ' || c.oid::regclass::text = ANY (%(revoked)s::text[])
+   AND NOT pg_has_role(c.relowner, 'USAGE');
 
 -- name: closed_columns one
 -- Return the table, and whether this role may insert every one of these columns. `is_open` is
@@ -16,18 +20,22 @@ SELECT to_regclass(%(table)s::text)::text AS name,
  WHERE to_regclass(%(table)s::text) IS NOT NULL;
 
 -- name: closed_sequences column
--- Return the sequences of these tables that this role may not use.
+-- Return the sequences of these tables that this role may not use, or will not once PUBLIC has
+-- none of the rights of `revoked`.
 SELECT s.oid::regclass::text AS name
   FROM pg_class s
   JOIN pg_depend d
     ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'a'
    AND d.refobjid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS t (name))
- WHERE CASE s.relkind WHEN 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE') ELSE false END;
+ WHERE CASE s.relkind WHEN 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE') ELSE false END
+    OR 'USAGE ' || s.oid::regclass::text = ANY (%(revoked)s::text[])
+   AND NOT pg_has_role(s.relowner, 'USAGE');
 
 -- name: closed_functions many
--- Return the functions that this role needs and may not call: those that only read, all others
--- for a role that `works`, and those that are `named`. None of the `internal` ones: only functions
--- of the tables' owner call them. No trigger's function: its caller needs no right to it.
+-- Return the functions that this role needs and may not call, or may not once PUBLIC has none of
+-- the rights of `revoked`: those that only read, all others for a role that `works`, and those
+-- that are `named`. None of the `internal` ones: only functions of the tables' owner call them. No
+-- trigger's function: its caller needs no right to it.
 SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
   FROM pg_proc p
   JOIN pg_class c ON c.oid = to_regclass('workflow_runs')
@@ -35,16 +43,62 @@ SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
    AND p.prorettype <> 'trigger'::regtype
    AND p.proname <> ALL (%(internal)s::text[])
    AND (%(works)s::boolean OR p.provolatile <> 'v' OR p.proname = ANY (%(named)s::text[]))
-   AND NOT has_function_privilege(p.oid, 'EXECUTE')
+   AND (NOT has_function_privilege(p.oid, 'EXECUTE')
+        OR 'EXECUTE ' || p.oid::regprocedure::text = ANY (%(revoked)s::text[])
+       AND NOT pg_has_role(p.proowner, 'USAGE'))
  ORDER BY 3;
 
+-- name: of_public many
+-- Return the rights that PUBLIC has to functions, tables and sequences of the engine. Migrations
+-- give it one: to read what is installed.
+SELECT x.privilege_type AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name,
+       'PUBLIC' AS grantee
+  FROM pg_proc p
+  JOIN pg_class c ON c.oid = to_regclass('workflow_runs')
+ CROSS JOIN LATERAL aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x
+ WHERE p.pronamespace = c.relnamespace AND p.prokind = 'f' AND x.grantee = 0
+   AND (starts_with(p.proname, 'queue_workflows_') OR p.proname = ANY (%(notifying)s::text[]))
+UNION ALL
+SELECT x.privilege_type, 'TABLE', t.oid::regclass::text, 'PUBLIC'
+  FROM pg_class t
+ CROSS JOIN LATERAL aclexplode(t.relacl) x
+ WHERE t.oid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS n (name))
+   AND x.grantee = 0
+   AND NOT (t.relname = 'queue_schema_objects' AND x.privilege_type = 'SELECT')
+UNION ALL
+SELECT x.privilege_type, 'SEQUENCE', s.oid::regclass::text, 'PUBLIC'
+  FROM pg_class s
+  JOIN pg_depend d
+    ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+   AND d.refobjid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS n (name))
+ CROSS JOIN LATERAL aclexplode(CASE s.relkind WHEN 'S' THEN s.relacl END) x
+ WHERE x.grantee = 0
+ ORDER BY 2, 3, 1;
+
+-- name: others_functions many
+-- Return the functions of the engine whose owner is not that of the tables, and both owners.
+SELECT p.oid::regprocedure::text AS name, quote_ident(pg_get_userbyid(p.proowner)) AS owner,
+       quote_ident(pg_get_userbyid(c.relowner)) AS owner_of_tables
+  FROM pg_proc p
+  JOIN pg_class c ON c.oid = to_regclass('workflow_runs')
+ WHERE p.pronamespace = c.relnamespace AND p.prokind = 'f' AND p.proowner <> c.relowner
+   AND (starts_with(p.proname, 'queue_workflows_') OR p.proname = ANY (%(notifying)s::text[]))
+ ORDER BY 1;
+
 -- name: not_owned many
--- Return what keeps this role from migrating: tables that it does not own, and a schema in which
--- it may not create.
+-- Return what keeps this role from migrating: tables and functions that it does not own, and a
+-- schema in which it may not create.
 SELECT 'OWNER' AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
   FROM pg_class c
  WHERE c.oid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS t (name))
    AND NOT pg_has_role(c.relowner, 'USAGE')
+UNION ALL
+SELECT 'OWNER', 'FUNCTION', p.oid::regprocedure::text
+  FROM pg_proc p
+  JOIN pg_class c ON c.oid = to_regclass('workflow_runs')
+ WHERE p.pronamespace = c.relnamespace AND p.prokind = 'f'
+   AND (starts_with(p.proname, 'queue_workflows_') OR p.proname = ANY (%(notifying)s::text[]))
+   AND NOT pg_has_role(p.proowner, 'USAGE')
 UNION ALL
 SELECT 'CREATE', 'SCHEMA', current_schema()
  WHERE NOT has_schema_privilege(current_schema(), 'CREATE');
