@@ -308,6 +308,8 @@ def _found(
 
 def nodes(run_id: str) -> builtins.list[NodeJob]:
     """Return the jobs of a run's nodes, the oldest first; nodes not queued yet have none."""
+    if not payload.is_storable(run_id):
+        return []
     with db.statement() as conn:
         return cast("builtins.list[NodeJob]", statements.nodes.of_run(conn, run_id=run_id))
 
@@ -346,6 +348,8 @@ def update(run_id: str, **columns: Any) -> Run | None:
         )
     if not columns:
         return get(run_id)
+    if not payload.is_storable(run_id):
+        return None
     values = {
         name: _encode(value, name) if name in JSON_COLUMNS and value is not None else value
         for name, value in columns.items()
@@ -430,6 +434,8 @@ def upgrade(run_id: str, *, dry_run: bool = False, **who: Unpack[Who]) -> Upgrad
     """
     from queue_workflows.dispatch import run_upgrades  # late: it reads graphs, as above
 
+    if not payload.is_storable(run_id):
+        raise errors.UnknownJob(f"no run {run_id!r:.80}")
     return run_upgrades.upgrade(run_id, dry_run=dry_run, **who)
 
 
@@ -438,6 +444,8 @@ def delete(run_id: str, **who: Unpack[Who]) -> bool:
 
     `by`, `reason`: as in `cancel`.
     """
+    if not payload.is_storable(run_id):
+        return False
     with db.transaction() as conn, acts.recorded(conn, "delete", ("run", run_id), **who) as act:
         is_gone = statements.runs.delete(conn, run_id=run_id) == 1
         if not is_gone:

@@ -241,16 +241,31 @@ class _Converter:
 
 def distinct_ids(ids: str | Iterable[str]) -> list[str]:
     """Return these ids in order without duplicates; raise `InvalidConfig` for another type."""
-    found = list(dict.fromkeys([ids] if isinstance(ids, str) else ids))
-    for one in found:
-        if not isinstance(one, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise errors.InvalidConfig(f"{one!r:.80}: an id is a text")
-    return found
+    if isinstance(ids, Mapping):  # a row, whose columns are no ids
+        _check_text(ids)
+    given = [ids] if isinstance(ids, str) else [*ids]
+    for one in given:
+        _check_text(one)
+    return list(dict.fromkeys(given))
 
 
 def is_storable(text: str | None) -> bool:
-    """Return whether the database can store a text, without a NUL or a lone surrogate, or None."""
-    return text is None or UNSTORABLE.search(text) is None
+    """Return whether the database can store a text, without a NUL or a lone surrogate, or None.
+
+    Raises `InvalidConfig` for a value of another type, such as a row in place of its id.
+    """
+    if text is None:
+        return True
+    _check_text(text)
+    return UNSTORABLE.search(text) is None
+
+
+def _check_text(given: object) -> None:
+    if isinstance(given, str):
+        return
+    if isinstance(given, Mapping) and "id" in given:
+        raise errors.InvalidConfig("an id is a text, and this is a row: pass its id, row['id']")
+    raise errors.InvalidConfig(f"{given!r:.80}: an id is a text")
 
 
 def error_text(error: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queue_workflows import errors, run_store
+from queue_workflows import errors, history, jobs, run_store
 from queue_workflows import runs as runs_api
 from tests.support import factories, tabled, transitions
 
@@ -310,6 +310,29 @@ def test_a_step_runs_jobs_are_left_alone(db: ModuleType, conn: Any) -> None:
 
 
 # --- the rest ----------------------------------------------------------------------------------
+
+
+def test_a_row_in_place_of_its_id_is_refused_with_what_to_pass(db: ModuleType, conn: Any) -> None:
+    row, job = runs_api.submit("w"), factories.ingest(conn)
+    of_a_run: list[Callable[[Any], object]] = [
+        runs_api.get, runs_api.output, runs_api.nodes, runs_api.explain, runs_api.cancel,
+        runs_api.retry, runs_api.upgrade, runs_api.delete, runs_api.cancel_many,
+        lambda run: runs_api.update(run, priority=5), lambda run: runs_api.retry_many([run]),
+        history.get_run,
+    ]  # fmt: skip
+    of_a_job: list[Callable[[Any], object]] = [
+        jobs.get, jobs.state, jobs.steps, jobs.explain, jobs.cancel, jobs.retry, jobs.delete,
+        history.get_job,
+    ]  # fmt: skip
+    for call in of_a_run:
+        with pytest.raises(errors.InvalidConfig, match=r"pass its id, row\['id'\]"):
+            call(row)
+    for call in of_a_job:
+        with pytest.raises(errors.InvalidConfig, match=r"pass its id, row\['id'\]"):
+            call(jobs.get(job["id"]))
+    with pytest.raises(errors.InvalidConfig, match="5: an id is a text"):
+        of_a_run[0](5)
+    assert runs_api.get(row["id"]) == row
 
 
 def test_delete_returns_whether_there_was_one(db: ModuleType) -> None:
