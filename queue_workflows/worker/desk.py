@@ -226,8 +226,11 @@ class Desk:
             is_slow = state == TIMED_OUT and write.job.timeouts >= TIMEOUTS
             if state == LOCKED or (may_pass(error) and not is_slow):
                 self._set_aside(write.job, now, by_row=state in (LOCKED, TIMED_OUT))
-                if state != LOCKED:
-                    self._retry_later(error, f"a statement about job {write.job.id}")
+                what = f"a statement about job {write.job.id}"
+                if state == TIMED_OUT:
+                    self._log_wait(error, what)  # other statements are sent at once
+                elif state != LOCKED:
+                    self._retry_later(error, what)
             else:
                 ended()
                 write.refused(error)
@@ -390,11 +393,15 @@ class Desk:
         for job, outcome in done:
             self.write(job, functools.partial(_record, job, outcome))
 
-    def _retry_later(self, error: Exception, what: str = "claiming") -> None:
+    def _log_wait(self, error: Exception, what: str) -> None:
+        """Log what an error delays, but only once until a claim succeeds or the error changes."""
         if self._logged != (logged := _sqlstate(error) or "away"):
             self._logged = logged
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             _log.warning("%s waits for the database, and is tried again: %s", what, line)
+
+    def _retry_later(self, error: Exception, what: str = "claiming") -> None:
+        self._log_wait(error, what)
         pause_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         self._retry_at = self.now() + pause_s
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)

@@ -430,7 +430,6 @@ def test_an_end_that_takes_too_long_each_time_delays_no_other_job() -> None:
     world.ended("slow", outcomes.Outcome("failed", 0.001))
     world.request().refused(psycopg.errors.QueryCanceled())
     world.ended("quick")
-    world.later(desk.RETRY_FIRST_S)
     recording = world.request()
     assert recorded_by(recording) == ["quick"]
     recording.done(world.rows("next"))
