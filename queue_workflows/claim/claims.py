@@ -200,7 +200,6 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
         "worker": who.worker_id, "host": who.host, "queue": who.queue, "obey": who.obey,
         "models": who.models, "versions": who.versions,
     }  # fmt: skip
-    who = who._replace(newest=False)
     yield db.BEGIN
     delayed = yield from statements.claim_isolation.delayed[table.name].script(**given)
     promote = statements.promotion.promote_jobs[table.name]
