@@ -231,11 +231,11 @@ NOTIFYING = (
     "notify_node_job_ready", "notify_ingest_job_ready", "notify_worker_control",
     "notify_orchestrator", "notify_dispatch_event",
 )  # fmt: skip
-"""Our functions whose names do not begin with `queue_workflows_`, as in `sql/privileges.sql`."""
+"""Our functions whose names do not begin with `queue_workflows_`."""
 
 
 def filled(text: str) -> str:
-    """Return the text of `sql/privileges.sql` with both lists in place of its empty arrays."""
-    for name, functions in (("submit", SUBMIT), ("internal", INTERNAL)):
+    """Return the text of `sql/privileges.sql` with the lists in place of its arrays of one name."""
+    for name, functions in (("submit", SUBMIT), ("internal", INTERNAL), ("notifying", NOTIFYING)):
         text = text.replace(f"'{{{name}}}'", f"'{{{','.join(functions)}}}'")
     return text

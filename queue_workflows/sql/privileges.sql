@@ -44,14 +44,13 @@ END $$;
 -- listed, as an app may have functions that begin so.
 DO $$
 DECLARE
-    v_function regprocedure;
+    c_notifying CONSTANT text[] := '{notifying}';  -- db.functions has the names
+    v_function  regprocedure;
 BEGIN
     FOR v_function IN
         SELECT p.oid FROM pg_proc p
          WHERE p.pronamespace = current_schema()::regnamespace AND p.prokind = 'f'
-           AND (starts_with(p.proname, 'queue_workflows_') OR p.proname IN (
-                'notify_node_job_ready', 'notify_ingest_job_ready', 'notify_worker_control',
-                'notify_orchestrator', 'notify_dispatch_event'))
+           AND (starts_with(p.proname, 'queue_workflows_') OR p.proname = ANY (c_notifying))
     LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_function);
     END LOOP;
