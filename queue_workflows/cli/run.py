@@ -24,13 +24,19 @@ DEFAULT_OUT = Path("queue-workflows-out")
 """Parent of the folders of runs without one; created when a node asks for its folder."""
 
 
-def submit(workflow: str, inputs: JsonDict, out_dir: Path | None, priority: int = 100) -> Run:
+def submit(
+    workflow: str, inputs: JsonDict, out_dir: Path | None, priority: int = 100, *,
+    serves: bool = True,
+) -> Run:  # fmt: skip
     """Insert a run and return its row. Raises `InvalidPayload` before any write.
 
-    Without `out_dir` it gets a folder of its own, named by its id.
+    Without `out_dir` it gets a folder of its own here, named by its id, if this command `serves`
+    it. Others that serve it may run as another user or elsewhere, and choose a folder themselves.
     """
     run_id = str(uuid.uuid4())
-    out = str(out_dir or DEFAULT_OUT.absolute() / run_id)
+    if out_dir is None and serves:
+        out_dir = DEFAULT_OUT.absolute() / run_id
+    out = None if out_dir is None else str(out_dir)
     return runs.submit(workflow, run_id=run_id, out_dir=out, priority=priority, inputs=inputs)
 
 
@@ -47,12 +53,16 @@ def inputs_of(workflow: str, given: Iterable[str]) -> JsonDict:
     return found
 
 
-def folder(out: Path | None) -> Path | None:
-    """Create the folder and return it, absolute. Raises `InvalidConfig` if it cannot be used."""
+def folder(out: Path | None, *, serves: bool = True) -> Path | None:
+    """Create the folder, unless others serve the run, whose it is then; return it, absolute.
+
+    Raises `InvalidConfig` if it cannot be used.
+    """
     if out is None:
         return None
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        if serves:
+            out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise errors.InvalidConfig(f"--out {out} cannot be used: {error.strerror}") from None
     return out.resolve()
@@ -108,7 +118,8 @@ class _Progress:
     "run",
     f"""WORKFLOW  Its name, as the app's provider knows it.
     --input K=V|@FILE  An input: JSON if it is, else text; repeatable.
-    --out DIR  Folder of the run's files; default: {DEFAULT_OUT}/<run id>.
+    --out DIR  Folder of the run's files; default: {DEFAULT_OUT}/<run id>, and with
+        --no-up the workers choose one in their OUTPUTS_DIR.
     --priority N -32768..32767  Lower is sooner.
     --watch  Show the nodes while they run.
     --no-up  Start no processes: others serve the database.
@@ -127,14 +138,15 @@ def run(
     own = None if no_up or no_wait else fleet.Fleet()
     with own or contextlib.nullcontext():
         chosen = app_loading.load_app(app)
-        inputs, out_dir = inputs_of(workflow, given or ()), folder(out)
-        insert = functools.partial(submit, workflow, inputs, out_dir, priority)
+        serves = own is not None
+        inputs, out_dir = inputs_of(workflow, given or ()), folder(out, serves=serves)
+        insert = functools.partial(submit, workflow, inputs, out_dir, priority, serves=serves)
         queues = used_queues(workflow, app=chosen)
-        joined = command.database(create=own is not None, app=chosen if own else None)
+        joined = command.database(create=serves, app=chosen if own else None)
         progress = _Progress()
         with command.until_stopped(progress.stops) as stop, joined as words:
             command.print_message(words)
-            if not command.prepare(stop, migrates=own is not None):
+            if not command.prepare(stop, migrates=serves):
                 return _stopped_early()
             if no_wait:
                 row = insert()

@@ -104,12 +104,20 @@ def test_the_end_counts_the_items_of_a_map_that_could_not_decide(
 
 
 def test_a_run_that_was_given_no_folder_has_one_of_its_own(cli: Commands, tmp_path: Path) -> None:
-    run = ("queue-workflows", "run", "chain", "--app", TOYHOST, "--no-wait")
-    run_id = cli.run(*run, "--input", folder_of(tmp_path)).out.strip()
-    row = run_store.get_run(run_id)
-    assert row
-    assert row["out_dir"] == str(ROOT / "queue-workflows-out" / run_id)
-    assert not Path(row["out_dir"]).exists(), "made by the node that asks for it"
+    found = json.loads(cli.run(*RUN, "chain", "--input", folder_of(tmp_path), "--json", **ONE).out)
+    assert found["out_dir"] == str(ROOT / "queue-workflows-out" / found["id"])
+    assert not Path(found["out_dir"]).exists(), "made by the node that asks for it"
+
+
+def test_a_run_that_others_serve_makes_no_folder(cli: Commands, tmp_path: Path) -> None:
+    """They may run as another user, and could not write there."""
+    run = (*RUN, "chain", "--input", folder_of(tmp_path), "--no-wait")
+    row = run_store.get_run(cli.run(*run).out.strip())
+    assert row is not None and row["out_dir"] is None
+    named = tmp_path / "theirs"
+    row = run_store.get_run(cli.run(*run, "--out", str(named)).out.strip())
+    assert row is not None and row["out_dir"] == str(named)
+    assert not named.exists()
 
 
 def test_a_run_that_waits_for_others_reports_it(cli: Commands, tmp_path: Path) -> None:
@@ -204,7 +212,8 @@ def test_workers_and_apps_need_no_more_rights_than_the_guide_grants(
         asked = ("chain", "--no-up", "--input", folder_of(tmp_path), "--json")
         done = limited.run("queue-workflows", "run", *asked)
         assert done.process.returncode == 0, done.err + worker.err
-        assert json.loads(done.out)["nodes"] == {"completed": 2}
+        found = json.loads(done.out)
+        assert (found["nodes"], found["out_dir"]) == ({"completed": 2}, None)
         assert limited.run("queue-workflows", "audit").process.returncode == 0
         assert "permission denied" not in worker.err
 
