@@ -162,7 +162,10 @@ def place_text(attempt: JsonDict) -> str:
 
 
 def attempt_text(attempt: JsonDict) -> str:
-    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`."""
+    """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`.
+
+    Of an attempt that was handed back, the reason stands in place of an error.
+    """
     trips = [e["event_type"] for e in attempt["events"] if e["event_type"].endswith("_trip")]
     outcome: str = attempt["outcome"]
     text = output.listed(
@@ -171,7 +174,11 @@ def attempt_text(attempt: JsonDict) -> str:
         *(kind.replace("_", " ") for kind in trips),
         OUTCOMES.get(outcome, outcome),
     )
-    return output.line(f"{text}: {attempt['error']}" if attempt["error"] else text, 500)
+    why = attempt["error"]
+    for event in attempt["events"]:
+        if not why and event["event_type"] == outcome == "requeued":
+            why = stored_json.mapping(event["detail"]).get("reason")
+    return output.line(f"{text}: {why}" if why else text, 500)
 
 
 def used_text(found: JsonDict) -> str:

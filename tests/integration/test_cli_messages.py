@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queue_workflows import config, db, queues, run_store, runs, workers
-from tests.support import console, constants, factories, tabled
+from tests.support import console, constants, factories, tabled, transitions
 from tests.support.commands import TOYHOST
 from tests.support.wait import until
 
@@ -131,6 +131,14 @@ def test_where_there_is_no_server_the_way_to_one_names_the_app(
 ) -> None:
     monkeypatch.setenv("QUEUE_WORKFLOWS_EMBEDDED_DIR", str(tmp_path / "pg"))
     assert "`queue-workflows up --app MODULE[:CALLABLE]`" in invoke("status").err
+
+
+def test_show_says_why_a_job_went_back_to_its_queue(conn: db.Connection) -> None:
+    factories.ingest(conn)
+    factories.node(conn)
+    for job in (transitions.claim_ingest(conn), transitions.claim_node(conn)):
+        transitions.hand_back(conn, job, "turned off")
+        assert ", queued again: turned off" in console.printed("show", job["id"])
 
 
 def test_jobs_show_shows_a_job_whose_id_a_run_has_too(conn: db.Connection) -> None:
