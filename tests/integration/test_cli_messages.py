@@ -138,7 +138,7 @@ def test_show_says_why_a_job_went_back_to_its_queue(conn: db.Connection) -> None
     factories.node(conn)
     for job in (transitions.claim_ingest(conn), transitions.claim_node(conn)):
         transitions.hand_back(conn, job, "turned off")
-        assert ", queued again: turned off" in console.printed("show", job["id"])
+        assert ", queued again: turned off" in console.printed("show", job["id"], "--full")
 
 
 def test_jobs_show_shows_a_job_whose_id_a_run_has_too(conn: db.Connection) -> None:
