@@ -323,7 +323,7 @@ def connections(conn: db.Connection) -> Finding:
 def rights_of(conn: db.Connection, purpose: str) -> Finding:
     """Report the rights that this role lacks for a purpose, or has and does not need.
 
-    Also those of PUBLIC, which needs none.
+    PUBLIC needs no right of its own, so its rights are reported, too.
     """
     lacks = permissions.lacking(conn, purpose)
     excess = permissions.excessive(conn, purpose)
@@ -344,7 +344,7 @@ def rights_of(conn: db.Connection, purpose: str) -> Finding:
 def rights_sql(conn: db.Connection, purpose: str, role: str) -> list[str]:
     """Return the statements that give a role the rights for a purpose, and no others.
 
-    They also take the rights of PUBLIC away, and give the role those of them that it needs.
+    They also revoke the rights of PUBLIC, and grant the role the ones that it needs.
     """
     public = permissions.of_public(conn)
     # A REVOKE on a table removes the rights to its columns too, so the GRANTs come after it.

@@ -82,7 +82,7 @@ def lacking(
 ) -> list[MissingRight]:
     """Return the rights that this role lacks for a purpose, on existing tables and functions.
 
-    Those that it has as long as PUBLIC has the rights `without` count as lacking.
+    A right that it may have only because PUBLIC has it counts as lacking if it is in `without`.
     """
     wanted, revoked = PURPOSES[purpose], [f"{one.right} {one.name}" for one in without or ()]
     pairs = [(table, right) for table, rights in wanted.items() for right in rights]

@@ -2,8 +2,8 @@
 -- function that does not exist is left out.
 
 -- name: closed_tables many
--- Return which of these privileges this role lacks, or will once PUBLIC has none of those of
--- `revoked` (`SELECT workflow_runs`). `privileges` and `tables` are parallel arrays.
+-- Return which of these privileges this role lacks, or perhaps has only through a right of PUBLIC
+-- in `revoked` (`SELECT workflow_runs`). `privileges` and `tables` are parallel arrays.
 SELECT w.privilege AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
   FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)
   JOIN pg_class c ON c.oid = to_regclass(w.name)
@@ -20,8 +20,8 @@ SELECT to_regclass(%(table)s::text)::text AS name,
  WHERE to_regclass(%(table)s::text) IS NOT NULL;
 
 -- name: closed_sequences column
--- Return the sequences of these tables that this role may not use, or will not once PUBLIC has
--- none of the rights of `revoked`.
+-- Return the sequences of these tables that this role may not use, or perhaps only through a right
+-- of PUBLIC in `revoked`.
 SELECT s.oid::regclass::text AS name
   FROM pg_class s
   JOIN pg_depend d
@@ -32,8 +32,8 @@ SELECT s.oid::regclass::text AS name
    AND NOT pg_has_role(s.relowner, 'USAGE');
 
 -- name: closed_functions many
--- Return the functions that this role needs and may not call, or may not once PUBLIC has none of
--- the rights of `revoked`: those that only read, all others for a role that `works`, and those
+-- Return the functions that this role needs and may not call, or perhaps only through a right of
+-- PUBLIC in `revoked`: those that only read, all others for a role that `works`, and those
 -- that are `named`. None of the `internal` ones: only functions of the tables' owner call them. No
 -- trigger's function: its caller needs no right to it.
 SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
@@ -76,7 +76,8 @@ SELECT x.privilege_type, 'SEQUENCE', s.oid::regclass::text, 'PUBLIC'
  ORDER BY 2, 3, 1;
 
 -- name: others_functions many
--- Return the functions of the engine whose owner is not that of the tables, and both owners.
+-- Return the functions of the engine that another role than the owner of the tables owns, and both
+-- owners.
 SELECT p.oid::regprocedure::text AS name, quote_ident(pg_get_userbyid(p.proowner)) AS owner,
        quote_ident(pg_get_userbyid(c.relowner)) AS owner_of_tables
   FROM pg_proc p
