@@ -18,6 +18,7 @@ PACKAGE = Path(queue_workflows.__path__[0])
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 SCHEMA = (ROOT / "docs" / "schema.sql").read_text(encoding="utf-8")
 FUNCTIONS = "\n".join(path.read_text() for path in (PACKAGE / "sql" / "functions").glob("*.sql"))
+TRIGGERS = "\n".join(path.read_text() for path in (PACKAGE / "sql" / "triggers").glob("*.sql"))
 CHANNELS = {"ingest_job_ready", "node_job_ready", "job_cancel", "orchestrator_work"}
 TERMS = {"import-linter", "pyproject.toml", "cancel_event", "-- name:"}
 """Names in backticks that are no names of code."""
@@ -64,8 +65,11 @@ def _is_table(name: str) -> bool:
 
 def _is_channel(name: str) -> bool:
     """Return whether the SQL texts notify a channel of this name."""
-    texts = FUNCTIONS + "".join(p.read_text() for p in (PACKAGE / "sql" / "triggers").glob("*.sql"))
-    return name in CHANNELS and f"'{name}'" in texts
+    return name in CHANNELS and f"'{name}'" in FUNCTIONS + TRIGGERS
+
+
+def _is_trigger(name: str) -> bool:
+    return re.search(rf"\bTRIGGER {name} ", TRIGGERS) is not None
 
 
 def _is_command(name: str) -> bool:
@@ -80,7 +84,7 @@ KINDS: dict[str, Callable[[str], bool]] = {
     r"[a-z]\w*_\w*\(\)": _is_sql_function,
     r"\w+:\w+": _is_statement,
     r"(queue-workflows|python -m) [\w.]+": _is_command,
-    r"[a-z_]+": lambda name: _is_table(name) or _is_channel(name),
+    r"[a-z_]+": lambda name: _is_table(name) or _is_channel(name) or _is_trigger(name),
     r"\w+(\.\w+)+": _is_python,
 }
 
