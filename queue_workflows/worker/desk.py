@@ -299,12 +299,12 @@ class Desk:
         script = own.claim(count, done, promote=promote, by_row=by_row, ahead_s=self._poll_s)
         return link.Request(
             script,
-            functools.partial(self._claimed, own, done, count, ahead),
+            functools.partial(self._answered_step, own, done, count, ahead),
             functools.partial(self._not_claimed, own, done, count, by_row),
             functools.partial(self._unknown, own, done),
         )
 
-    def _claimed(
+    def _answered_step(
         self, own: queue_state.Queue, done: Sequence[node_plans.Done], count: int, ahead: bool,
         rows: Sequence[Sequence[bytes | None]],
     ) -> None:  # fmt: skip
