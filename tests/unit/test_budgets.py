@@ -39,9 +39,9 @@ CLOSURE = {"modules": 29, "lines": 6210}
 SPINE = {"files": 45, "lines": 16260}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (114, 26),  # the goal is 110 functions in 25 files
+    "ingest": (115, 26),  # the goal is 110 functions in 25 files
     "run": (288, 47),  # 320 in 50
-    "off": (181, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "off": (185, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (57, 15),  # 60 in 15; a random id in a log line may need four functions more
     "show": (194, 43),  # 200 in 45
 }
