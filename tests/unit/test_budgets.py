@@ -22,7 +22,7 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1750, "cli": 6600,
+    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1750, "cli": 6610,
     "client": 710, "dag": 4300, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
     "embedded": 800, "event_export": 710, "local_queue": 1960, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4350,
@@ -33,7 +33,7 @@ BUDGETS = {
 TOTALS = {
     "lines of Python": 63000, "files of Python": 273, "functions": 4100, "lines of SQL": 11120,
 }  # fmt: skip
-CLOSURE = {"modules": 29, "lines": 6210}
+CLOSURE = {"modules": 29, "lines": 6200}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
 SPINE = {"files": 45, "lines": 16260}
