@@ -488,9 +488,7 @@ def _not_retried(row: Row) -> str | None:
 
 def _retry_node(conn: db.Connection, job: Row) -> Row:
     if job["status"] not in ("failed", "cancelled"):
-        raise errors.InvalidConfig(
-            f"job {job['id']!r} is {job['status']}: only a failed or cancelled one is retried"
-        )
+        raise errors.InvalidConfig(f"job {job['id']!r}: it is {job['status']}{_ONLY_ENDED}")
     manual_changes.reopen_run(conn, job["run_id"])
     return statements.nodes.get(conn, job=job["id"]) or job
 

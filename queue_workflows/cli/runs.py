@@ -206,7 +206,9 @@ def _retried(
             jobs.retry(any_id, from_step=from_step, conn=conn)
     except (errors.InvalidConfig, errors.UnknownJob, errors.IdempotencyClash) as error:
         names_node = is_run and found["status"] == "completed" and "name the node" in str(error)
-        return f"{error}: --from NODE" if names_node else str(error)
+        return (
+            f"{error}: --from NODE" if names_node else str(error).removeprefix(f"job {any_id!r}: ")
+        )
     return None
 
 

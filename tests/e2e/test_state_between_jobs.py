@@ -191,7 +191,7 @@ def test_an_executor_ends_after_a_job_whose_state_cannot_be_undone(
     assert more or row(ids[0])["result"]["pid"] not in pids
     for each in ids:
         assert charges(each)[1:] == (0, 0)
-    assert "left" in running.err
+    assert "its executor ends" in running.err
     stopped(running)
 
 

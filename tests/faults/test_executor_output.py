@@ -193,34 +193,37 @@ def test_a_reader_that_sleeps_costs_output_and_no_time_or_memory(pipe: tuple[int
     assert not forward.pending
 
 
-@pytest.fixture
-def slow_stderr(pipe: tuple[int, int]) -> Generator[int]:
-    """The end that reads this process's stderr."""
+@contextlib.contextmanager
+def stderr_into(writer: int) -> Generator[None]:
+    """Let this process's stderr be a pipe; in a test, as pytest sets stderr before each one."""
     kept = os.dup(2)
-    os.dup2(pipe[1], 2)
-    yield pipe[0]
-    os.dup2(kept, 2)
-    os.close(kept)
+    os.dup2(writer, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
-def test_only_the_thread_of_the_loop_waits_for_a_slow_reader(slow_stderr: int) -> None:
-    """Any thread may log."""
+def test_only_the_thread_of_the_loop_waits_for_a_slow_reader(pipe: tuple[int, int]) -> None:
+    """Any thread may log, and one of this process may do so meanwhile."""
     loop, posted = io_loop.IoLoop(), list[Callable[[], object]]()
-    printer = streams.Printer(loop, posted.append)
-    printer.write(2, b"x" * 100_000)
-    found = os.read(slow_stderr, 65_536)
-    assert 0 < len(found) < 100_000
-    (wait,) = posted
-    wait()
+    printer, found = streams.Printer(loop, posted.append), b""
 
     def is_printed() -> bool:
         nonlocal found
-        if len(found) < 100_000 and select.select([slow_stderr], [], [], 0)[0]:
-            found += os.read(slow_stderr, 65_536)
-        return len(found) == 100_000
+        if select.select([pipe[0]], [], [], 0)[0]:
+            found += os.read(pipe[0], 65_536)
+        return found.count(b"x") >= 100_000
 
-    loop.wake_at(0.0)
-    loop.run(lambda now: now + 1.0, is_printed)
+    with stderr_into(pipe[1]):
+        printer.write(2, b"x" * 100_000)
+        assert not is_printed()
+        assert found
+        (wait,) = posted
+        wait()
+        loop.wake_at(0.0)
+        loop.run(lambda now: now + 1.0, is_printed)
     loop.close()
 
 

@@ -22,7 +22,7 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1750, "cli": 6600,
+    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1750, "cli": 6610,
     "client": 710, "dag": 4300, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
     "embedded": 800, "event_export": 710, "local_queue": 1960, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4350,
@@ -33,15 +33,15 @@ BUDGETS = {
 TOTALS = {
     "lines of Python": 63000, "files of Python": 273, "functions": 4100, "lines of SQL": 11120,
 }  # fmt: skip
-CLOSURE = {"modules": 29, "lines": 6210}
+CLOSURE = {"modules": 29, "lines": 6200}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
 SPINE = {"files": 45, "lines": 16260}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
-    "ingest": (114, 26),  # the goal is 110 functions in 25 files
+    "ingest": (115, 26),  # the goal is 110 functions in 25 files
     "run": (288, 47),  # 320 in 50
-    "off": (181, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "off": (185, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (57, 15),  # 60 in 15; a random id in a log line may need four functions more
     "show": (194, 43),  # 200 in 45
 }
