@@ -154,7 +154,7 @@ CREATE FUNCTION public.queue_workflows_admit(p_queue text, p_key text, p_starts 
     SET enable_mergejoin TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET jit TO 'off'
-    AS $$
+    AS $_$
 DECLARE
     c_ahead   CONSTANT integer := 256;  -- admitted and not claimed: as many as a worker's batch may need
     v_paused  boolean;
@@ -168,7 +168,6 @@ DECLARE
     v_room    integer := c_ahead;
     v_due     timestamptz;
     v_count   integer;
-    v_id      text;
 BEGIN
     SELECT queue_workflows_is_paused(p.paused_at, p.paused_until), p.paused_until,
            coalesce(p.max_running, s.partition_max_running),
@@ -260,23 +259,13 @@ BEGIN
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
             -- One of them cannot be written: admit the next ones instead.
-            FOR v_id IN
-                SELECT j.id FROM ingest_jobs j
-                 WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
-                   AND j.status = 'queued' AND j.blocked_reason = 'limited'
-                 ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100
-            LOOP
-                EXIT WHEN v_room <= 0;
-                BEGIN
-                    UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
-                     WHERE j.id = v_id AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE;
-                    IF FOUND THEN
-                        v_room := v_room - 1;
-                    END IF;
-                EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'job % cannot be admitted: %', v_id, SQLERRM;
-                END;
-            END LOOP;
+            PERFORM queue_workflows_each_apart($q$
+                UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
+                 WHERE j.id = $1 AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE $q$, ARRAY(
+                    SELECT j.id FROM ingest_jobs j
+                     WHERE j.queue = p_queue AND j.partition_key BETWEEN p_key AND p_key
+                       AND j.status = 'queued' AND j.blocked_reason = 'limited'
+                     ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100), v_room);
         END;
     END IF;
     IF v_due IS NOT NULL AND (
@@ -286,7 +275,7 @@ BEGIN
          ORDER BY j.partition_key, j.priority, j.seq LIMIT 1) THEN
         INSERT INTO partition_dues (queue, partition_key, due_at) VALUES (p_queue, p_key, v_due);
     END IF;
-END $$;
+END $_$;
 
 CREATE FUNCTION public.queue_workflows_age_s(p_at timestamp with time zone) RETURNS double precision
     LANGUAGE sql STABLE
@@ -435,8 +424,8 @@ BEGIN
         SELECT array_agg(c.key) FROM (
             SELECT line.key FROM line CROSS JOIN LATERAL (
                 SELECT j.queue::text FROM %1$I j
-                 WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key AND j.status = 'queued'
-                   AND j.blocked_reason IS NULL LIMIT 1) a
+                 WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) AND (j.status = 'queued') IS TRUE LIMIT 1) a
              WHERE a.queue <> ALL ($1) AND EXISTS (
                    -- >= and LIMIT 1: with an equality the planner may read all waiters of the key.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
@@ -450,7 +439,8 @@ BEGIN
     FOREACH v_key IN ARRAY coalesce(v_keys, '{}') LOOP
         EXECUTE format($q$
             SELECT j.id FROM %1$I j
-             WHERE j.lock_key IS NOT NULL AND j.lock_key = $1 AND j.status = 'queued' AND j.blocked_reason IS NULL
+             WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) AND (j.status = 'queued') IS TRUE
                AND j.queue <> ALL ($2) FOR UPDATE SKIP LOCKED
             $q$, p_jobs) USING v_key, p_served INTO v_id;
         CONTINUE WHEN v_id IS NULL;  -- another transaction claims or changes it
@@ -815,6 +805,27 @@ CREATE FUNCTION public.queue_workflows_due_at(p_available_at timestamp with time
     SELECT CASE WHEN p_resume_until = p_available_at THEN p_resume_at ELSE p_available_at END
 $$;
 
+CREATE FUNCTION public.queue_workflows_each_apart(p_statement text, p_ids text[], p_most bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    v_id    text;
+    v_one   bigint;
+    v_count bigint := 0;
+BEGIN
+    FOREACH v_id IN ARRAY coalesce(p_ids, '{}') LOOP
+        EXIT WHEN v_count >= p_most;
+        BEGIN
+            EXECUTE p_statement USING v_id;
+            GET DIAGNOSTICS v_one = ROW_COUNT;
+            v_count := v_count + v_one;
+        EXCEPTION WHEN OTHERS THEN
+            RAISE WARNING 'job % cannot be admitted or blocked: %', v_id, SQLERRM;
+        END;
+    END LOOP;
+    RETURN v_count;
+END $$;
+
 CREATE FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -1064,8 +1075,8 @@ BEGIN
         WITH behind AS MATERIALIZED (
     SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
         SELECT j.id FROM ingest_jobs j
-         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-           AND j.blocked_reason IS NULL
+         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) AND (j.status = 'queued') IS TRUE
            -- Compare with the first waiter only: a search for any earlier one may read all waiters.
            AND EXISTS (SELECT FROM (
                SELECT w.priority, w.seq FROM ingest_jobs w
@@ -1081,15 +1092,15 @@ WITH heads AS MATERIALIZED (
            AND w.blocked_reason = 'locked'
          ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
      WHERE NOT EXISTS (SELECT FROM ingest_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0))
 UPDATE ingest_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
 GET DIAGNOSTICS v_count = ROW_COUNT;
     ELSE
         WITH behind AS MATERIALIZED (
     SELECT b.id FROM unnest(p_keys) AS k (key) CROSS JOIN LATERAL (
         SELECT j.id FROM workflow_node_jobs j
-         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key AND j.status = 'queued'
-           AND j.blocked_reason IS NULL
+         WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) AND (j.status = 'queued') IS TRUE
            -- Compare with the first waiter only: a search for any earlier one may read all waiters.
            AND EXISTS (SELECT FROM (
                SELECT w.priority, w.seq FROM workflow_node_jobs w
@@ -1105,7 +1116,7 @@ WITH heads AS MATERIALIZED (
            AND w.blocked_reason = 'locked'
          ORDER BY w.priority, w.seq LIMIT 1 FOR UPDATE SKIP LOCKED) h
      WHERE NOT EXISTS (SELECT FROM workflow_node_jobs j WHERE j.lock_key IS NOT NULL AND j.lock_key = k.key
-              AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))))
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0))
 UPDATE workflow_node_jobs j SET blocked_reason = NULL WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
 GET DIAGNOSTICS v_count = ROW_COUNT;
     END IF;
@@ -1125,32 +1136,21 @@ CREATE FUNCTION public.queue_workflows_give_turns_singly(p_jobs text, p_keys tex
     AS $_$
 DECLARE
     v_key   text;
-    v_id    text;
+    v_ids   text[];
     v_one   integer;
     v_count bigint := 0;
 BEGIN
     FOREACH v_key IN ARRAY p_keys LOOP
         EXECUTE format($q$ SELECT 1 FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = $1
-                           AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL))
-                           LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) LIMIT 1 $q$, p_jobs) INTO v_one USING v_key;
         CONTINUE WHEN v_one IS NOT NULL;
-        FOR v_id IN EXECUTE format($q$
+        EXECUTE format($q$ SELECT array_agg(h.id) FROM (
             SELECT w.id FROM %1$I w WHERE w.lock_key IS NOT NULL AND w.lock_key = $1
                AND w.status = 'queued' AND w.blocked_reason = 'locked'
-             ORDER BY w.priority, w.seq LIMIT 100 $q$, p_jobs) USING v_key
-        LOOP
-            BEGIN
-                EXECUTE format($q$ UPDATE %I SET blocked_reason = NULL
-                                    WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE
-                                   RETURNING 1 $q$, p_jobs) INTO v_one USING v_id;
-                IF v_one IS NOT NULL THEN
-                    v_count := v_count + 1;
-                    EXIT;
-                END IF;
-            EXCEPTION WHEN OTHERS THEN
-                RAISE WARNING 'job % cannot have its turn with lock key %: %', v_id, v_key, SQLERRM;
-            END;
-        END LOOP;
+             ORDER BY w.priority, w.seq LIMIT 100) h $q$, p_jobs) INTO v_ids USING v_key;
+        v_count := v_count + queue_workflows_each_apart(
+            format($q$ UPDATE %I SET blocked_reason = NULL
+                        WHERE id = $1 AND (status = 'queued' AND blocked_reason = 'locked') IS TRUE $q$, p_jobs), v_ids, 1);
     END LOOP;
     RETURN v_count;
 END $_$;
@@ -1671,12 +1671,8 @@ OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
        OR greatest(octet_length(NEW.id), octet_length(NEW.task_name), octet_length(NEW.lock_key),
                    octet_length(NEW.partition_key), octet_length(NEW.idempotency_key),
                    octet_length(NEW.claimed_by), octet_length(NEW.worker_id)) > 1000
-       OR octet_length(NEW.reason) > 8000 THEN
+       OR octet_length(NEW.reason) > 8000 OR NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400 THEN
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
-    END IF;
-    IF NOT coalesce(NEW.idempotency_window_s, 0) BETWEEN 0 AND 31622400 THEN
-        RAISE EXCEPTION 'idempotency_window_s must be 0 to 31622400 (366 days), not %',
-            NEW.idempotency_window_s USING ERRCODE = 'check_violation';
     END IF;
     IF octet_length(NEW.args::text) > 256 THEN
         PERFORM queue_workflows_check_payload(NEW.args, 'ingest_jobs.args');
@@ -2165,7 +2161,8 @@ BEGIN
         UPDATE ingest_jobs j
            SET (available_at, resume_at, resume_until) = (
                    SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
-                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+                     FROM (SELECT CASE WHEN j.resume_until = j.available_at AND j.resume_at < j.resume_until
+                                       THEN now() + least(j.resume_until - j.resume_at, interval '1 day') END) AS u (at))
           FROM job_steps s
          WHERE s.id = ANY (v_steps) AND j.id = s.job_id AND j.claim_no = s.claim_no
            AND j.status = 'queued' AND j.blocked_reason = 'not_due'
@@ -2176,7 +2173,7 @@ BEGIN
     RETURN coalesce(cardinality(v_steps), 0);
 END $$;
 
-CREATE FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) RETURNS bigint
+CREATE FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -2184,88 +2181,58 @@ CREATE FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) RE
     AS $$
 DECLARE
     v_count bigint;
-    v_made  text[];
+    v_ended text[];
     v_child record;
 BEGIN
-    WITH ended AS (
+    WITH made AS (
         INSERT INTO workflow_node_jobs AS j
-               (run_id, node_id, node_module, queue, status, priority, inputs, input_template, ref_heads,
-                generation, context_delta, progress, finished_at)
-        SELECT r.id, n.node_id, n.node_module, n.queue, n.status, r.priority, n.inputs, '{}', '{}', r.generation,
-               coalesce(n.context_delta, '{}'), CASE n.status WHEN 'completed' THEN '1'::jsonb END,
-               CASE n.status WHEN 'completed' THEN now() END
+               (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
+                input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
+                blocked_reason, required_version, context_delta, progress)
+        SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
+               coalesce(n.priority, r.priority),
+               n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
+               CASE WHEN n.status IN ('skipped', 'completed') THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
+               n.policy, n.lock_key, n.blocked_reason, n.required_version, coalesce(n.context_delta, '{}'),
+               CASE n.status WHEN 'completed' THEN '1'::jsonb END
           FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
-               node_id text, node_module text, queue text, status text, inputs jsonb, context_delta jsonb)
-         WHERE r.id = p_run AND n.status IN ('completed', 'awaiting_input')
+               node_id text, node_module text, queue text, required_model text, status text,
+               pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
+               priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
+               lock_key text, blocked_reason text, required_version text, context_delta jsonb)
+         WHERE r.id = p_run AND n.status IN ('queued', 'skipped', 'completed', 'awaiting_input')
             ON CONFLICT (run_id, node_id) DO UPDATE SET
-               status = EXCLUDED.status, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-               inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
-               ref_heads = EXCLUDED.ref_heads, priority = EXCLUDED.priority, seq = EXCLUDED.seq,
-               generation = EXCLUDED.generation, context_delta = EXCLUDED.context_delta,
-               progress = EXCLUDED.progress, finished_at = EXCLUDED.finished_at, required_model = NULL,
-               required_version = NULL, pipeline_name = NULL, policy = NULL, timeout_s = NULL, lock_key = NULL,
+               status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
+               ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
+               required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
+               priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at,
+               seq = EXCLUDED.seq, max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
+               policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key, pipeline_name = EXCLUDED.pipeline_name,
+               -- queue_workflows_make_child decides whether the node keeps its child.
                child_run_id = CASE EXCLUDED.status WHEN 'awaiting_input' THEN j.child_run_id END,
-               error = NULL, seconds = NULL, input_spec = NULL, resolved_inputs = NULL, blocked_reason = NULL,
-               available_at = NULL, cancel_requested_at = NULL, created_at = now(), started_at = NULL
+               error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
+               seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = EXCLUDED.context_delta,
+               blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL,
+               progress = EXCLUDED.progress, created_at = now(), started_at = NULL
          WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled')
         RETURNING j.id, j.node_id, j.claim_no, j.generation, j.status),
     sent AS (
         INSERT INTO workflow_dispatch_events (run_id, node_id, kind, job_id, claim_no, generation, processed_at)
-        SELECT p_run, e.node_id, 'completed', e.id, e.claim_no, e.generation, now() FROM ended e
-         WHERE e.status = 'completed')
-    SELECT count(*), array_agg(e.node_id) INTO v_count, v_made FROM ended e;
-    FOR v_child IN
-        SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
-         WHERE n.child IS NOT NULL AND n.node_id = ANY (v_made)
-    LOOP
-        PERFORM queue_workflows_make_child(
-            p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
-    END LOOP;
-    RETURN v_count;
-END $$;
-
-CREATE FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
-    LANGUAGE plpgsql
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET jit TO 'off'
-    AS $_$
-DECLARE
-    v_count bigint;
-BEGIN
-    INSERT INTO workflow_node_jobs AS j
-           (run_id, node_id, node_module, queue, required_model, status, priority, pipeline_name, inputs,
-            input_template, ref_heads, generation, finished_at, max_attempts, timeout_s, policy, lock_key,
-            blocked_reason, required_version)
-    SELECT r.id, n.node_id, n.node_module, n.queue, n.required_model, n.status,
-           coalesce(n.priority, r.priority),
-           n.pipeline_name, n.inputs, n.input_template, n.ref_heads, r.generation,
-           CASE n.status WHEN 'skipped' THEN now() END, coalesce(n.max_attempts, 1), n.timeout_s,
-           n.policy, n.lock_key, n.blocked_reason, n.required_version
-      FROM workflow_runs r, jsonb_to_recordset(p_rows) AS n (
-           node_id text, node_module text, queue text, required_model text, status text,
-           pipeline_name text, inputs jsonb, input_template jsonb, ref_heads text[],
-           priority smallint, max_attempts integer, timeout_s double precision, policy jsonb,
-           lock_key text, blocked_reason text, required_version text)
-     WHERE r.id = p_run AND n.status IN ('queued', 'skipped')
-        ON CONFLICT (run_id, node_id) DO UPDATE SET
-           status = EXCLUDED.status, inputs = EXCLUDED.inputs, input_template = EXCLUDED.input_template,
-           ref_heads = EXCLUDED.ref_heads, node_module = EXCLUDED.node_module, queue = EXCLUDED.queue,
-           required_model = EXCLUDED.required_model, required_version = EXCLUDED.required_version,
-           priority = EXCLUDED.priority, generation = EXCLUDED.generation, finished_at = EXCLUDED.finished_at, seq = EXCLUDED.seq,
-           max_attempts = EXCLUDED.max_attempts, timeout_s = EXCLUDED.timeout_s,
-           policy = EXCLUDED.policy, lock_key = EXCLUDED.lock_key, pipeline_name = EXCLUDED.pipeline_name, child_run_id = NULL,
-           error = NULL, attempts = 0, crash_count = 0, lapse_count = 0, watchdog_retries = 0, resolved_inputs = NULL,
-           seconds = NULL, vm_rss_mb_peak = NULL, input_spec = NULL, context_delta = '{}',
-           blocked_reason = EXCLUDED.blocked_reason, available_at = NULL, cancel_requested_at = NULL, progress = NULL,
-           created_at = now(), started_at = NULL
-     WHERE j.generation < EXCLUDED.generation AND j.status IN ('failed', 'cancelled');
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF jsonb_path_exists(p_rows, '$[*] ? (@.status == "completed" || @.status == "awaiting_input")') THEN
-        RETURN v_count + queue_workflows_insert_ended(p_run, p_rows);
+        SELECT p_run, m.node_id, 'completed', m.id, m.claim_no, m.generation, now() FROM made m
+         WHERE m.status = 'completed')
+    SELECT count(*), array_agg(m.node_id) FILTER (WHERE m.status IN ('completed', 'awaiting_input'))
+      INTO v_count, v_ended FROM made m;
+    IF v_ended IS NOT NULL THEN
+        FOR v_child IN
+            SELECT * FROM jsonb_to_recordset(p_rows) AS n (node_id text, status text, inputs jsonb, child jsonb)
+             WHERE n.child IS NOT NULL AND n.node_id = ANY (v_ended)
+        LOOP
+            PERFORM queue_workflows_make_child(
+                p_run, v_child.node_id, v_child.child, v_child.inputs, v_child.status = 'awaiting_input');
+        END LOOP;
     END IF;
     RETURN v_count;
-END $_$;
+END $$;
 
 CREATE FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -2557,13 +2524,6 @@ BEGIN
               HINT = 'NODE_EVENT_RETENTION_DAYS sets when they are deleted; `queue-workflows prune` deletes them now.';
 END $$;
 
-CREATE FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) RETURNS timestamp with time zone
-    LANGUAGE sql STABLE
-    AS $$
-    SELECT CASE WHEN p_resume_until = p_available_at AND p_resume_at < p_resume_until
-                THEN now() + least(p_resume_until - p_resume_at, interval '1 day') END
-$$;
-
 CREATE FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2795,7 +2755,7 @@ BEGIN
         SELECT array_agg(key) FROM line
          WHERE key IS NOT NULL AND NOT EXISTS (
                SELECT FROM %1$I j WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
-                  AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)))
+AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) OFFSET 0)
         $q$, p_jobs) INTO v_keys;
     PERFORM set_config('queue_workflows.mends', 'on', true);
     PERFORM queue_workflows_ask_turn(p_jobs, k.key) FROM unnest(v_keys) k (key);
@@ -3157,7 +3117,7 @@ AND k.status = 'queued' AND k.blocked_reason = 'not_due' AND k.resume_until = k.
             END IF;
             v_id := coalesce(v_kept, v_id);
         END IF;
-        IF v_id IS NULL AND p_newest AND p_queue <> 'gpu' THEN
+        IF v_id IS NULL AND p_only IS NULL AND p_newest AND p_queue <> 'gpu' THEN
             SELECT j.id INTO v_id FROM workflow_node_jobs j
              WHERE
 j.queue = p_queue AND queue_workflows_is_claimable(j.status, j.blocked_reason)
@@ -3341,7 +3301,8 @@ BEGIN
         UPDATE workflow_node_jobs j
            SET (available_at, resume_at, resume_until) = (
                    SELECT u.at, CASE WHEN u.at IS NOT NULL THEN now() END, u.at
-                     FROM queue_workflows_kept_until(j.available_at, j.resume_at, j.resume_until) AS u (at))
+                     FROM (SELECT CASE WHEN j.resume_until = j.available_at AND j.resume_at < j.resume_until
+                                       THEN now() + least(j.resume_until - j.resume_at, interval '1 day') END) AS u (at))
           FROM job_steps s
          WHERE s.id = ANY (v_steps) AND j.id = s.job_id AND j.claim_no = s.claim_no
            AND j.status = 'queued' AND j.blocked_reason = 'not_due'
@@ -3720,7 +3681,6 @@ CREATE FUNCTION public.queue_workflows_pick_gpu(p_worker text, p_host text, p_mo
     AS $$
 DECLARE
     v_vram   integer;
-    v_listed   boolean;
     v_models text[];
     v_band   smallint;
     v_choice text;
@@ -3729,48 +3689,7 @@ DECLARE
     v_id     text;
 BEGIN
     SELECT w.vram_total_mb INTO v_vram FROM workers w WHERE w.worker_id = p_worker;
-    v_listed := FOUND;
-    IF p_policy <> 'balanced' AND p_models IS NULL AND v_vram IS NULL
-       AND NOT (v_listed AND EXISTS (SELECT FROM queue_workflows_gpu_live() l
-                                    WHERE l.known_models IS NOT NULL)) THEN
-        SELECT j.priority INTO v_band FROM workflow_node_jobs j
-         WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-         ORDER BY j.priority, j.seq LIMIT 1;
-        IF v_band IS NULL THEN
-            RETURN NULL;
-        END IF;
-        IF p_newest THEN
-            v_id := queue_workflows_gpu_take(coalesce(p_model, ''), 'newest', v_band, NULL, p_versions);
-        ELSIF p_model IS NOT NULL THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-               AND (j.required_model, j.priority) >= (p_model, v_band) AND (j.required_model, j.priority) <= (p_model, v_band)
-             ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        ELSE
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.required_model IS NULL AND j.priority BETWEEN v_band AND v_band
- ORDER BY j.required_model, j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        END IF;
-        IF v_id IS NULL AND p_newest THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
- WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND j.priority = v_band
- ORDER BY j.seq DESC LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        END IF;
-        IF v_id IS NULL THEN
-            SELECT j.id INTO v_id FROM workflow_node_jobs j
-             WHERE j.queue = 'gpu' AND queue_workflows_is_claimable(j.status, j.blocked_reason)
-AND (j.required_version IS NULL OR j.required_version = ANY (p_versions)) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = j.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0)
-             ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
-        END IF;
-        RETURN v_id;
-    END IF;
-
-    -- A caller without a row in `workers` and without models takes any model.
-    v_models := array_append(CASE WHEN p_models IS NULL AND NOT v_listed
+    v_models := array_append(CASE WHEN p_models IS NULL AND NOT FOUND
                                   THEN ARRAY(SELECT queue_workflows_gpu_queued())
                                   ELSE queue_workflows_gpu_can(p_host, p_models, v_vram) END, '');
     WHILE cardinality(v_models) > 0 LOOP
@@ -4333,8 +4252,7 @@ CREATE FUNCTION public.queue_workflows_set_blocked(p_jobs text, p_ids text[], p_
     SET search_path TO 'public', 'pg_temp'
     AS $_$
 DECLARE
-    v_id    text;
-    v_count bigint := 0;
+    v_count bigint;
 BEGIN
     -- A job that has lost its lock key is claimable at once.
     EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = ANY ($1)',
@@ -4342,17 +4260,9 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 EXCEPTION WHEN OTHERS THEN
-    v_count := 0;
-    FOREACH v_id IN ARRAY p_ids LOOP
-        BEGIN
-            EXECUTE format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN $2 END WHERE id = $1',
-                           p_jobs) USING v_id, p_reason;
-            v_count := v_count + 1;
-        EXCEPTION WHEN OTHERS THEN
-            RAISE WARNING 'job % cannot become %: %', v_id, p_reason, SQLERRM;
-        END;
-    END LOOP;
-    RETURN v_count;
+    RETURN queue_workflows_each_apart(
+        format('UPDATE %I SET blocked_reason = CASE WHEN lock_key IS NOT NULL THEN %L END WHERE id = $1', p_jobs, p_reason),
+        p_ids, cardinality(p_ids));
 END $_$;
 
 CREATE FUNCTION public.queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[]) RETURNS TABLE(run_id text)
@@ -4566,7 +4476,7 @@ BEGIN
                 BEGIN
                     PERFORM queue_workflows_admit(v_one.queue, v_one.partition_key, v_one.starts);
                 EXCEPTION WHEN OTHERS THEN
-                    RAISE WARNING 'the line of partition % of queue % is left to the sweep: %',
+                    RAISE WARNING 'the waiting jobs of partition % of queue % are left to a later sweep: %',
                         v_one.partition_key, v_one.queue, SQLERRM;
                     PERFORM queue_workflows_leave_partition(v_one.queue, v_one.partition_key, v_one.starts, '5 s');
                 END;
@@ -5915,6 +5825,8 @@ REVOKE ALL ON FUNCTION public.queue_workflows_drop_end() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_due_at(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION public.queue_workflows_each_apart(p_statement text, p_ids text[], p_most bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION public.queue_workflows_end_map(p_run text, p_map text, p_result text, p_path text[], p_limit bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_end_parent_node(p_child text, p_run text, p_node text, p_status text, p_output jsonb, p_error text) FROM PUBLIC;
@@ -5987,8 +5899,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_ingest_waiting(p_most integer) FRO
 
 REVOKE ALL ON FUNCTION public.queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION public.queue_workflows_insert_ended(p_run text, p_rows jsonb) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION public.queue_workflows_insert_nodes(p_run text, p_rows jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_is_claimable(p_status text, p_blocked_reason text) FROM PUBLIC;
@@ -6012,8 +5922,6 @@ REVOKE ALL ON FUNCTION public.queue_workflows_jobs_added() FROM PUBLIC;
 REVOKE ALL ON FUNCTION public.queue_workflows_jobs_gone() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_keep_events() FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION public.queue_workflows_kept_until(p_available_at timestamp with time zone, p_resume_at timestamp with time zone, p_resume_until timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION public.queue_workflows_learn(p_host text, p_model text, p_load_s double precision, p_run_s double precision) FROM PUBLIC;
 

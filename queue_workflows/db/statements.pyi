@@ -103,10 +103,6 @@ class _AuditParameters(Named):
     def __call__(self, conn: _Conn, /, *, since_s: float | None, retention_days: float | None) -> Row: ...
     def script(self, *, since_s: float | None, retention_days: float | None) -> scripts.Script[Row]: ...
 
-class _AuditLimitTransaction(Named):
-    def __call__(self, conn: _Conn, /, *, timeout_ms: str | None) -> None: ...
-    def script(self, *, timeout_ms: str | None) -> scripts.Script[None]: ...
-
 class _AuditTerminalStays(Named):
     def __call__(self, conn: _Conn, /, *, since: datetime | None, limit: int | None) -> list[Row]: ...
     def script(self, *, since: datetime | None, limit: int | None) -> scripts.Script[list[Row]]: ...
@@ -180,8 +176,6 @@ class _Audit:
     """Return the start of the window, `-infinity` for all that is retained, and the time up to which
     outbox rows may be pruned.
     Columns: since, kept."""
-    limit_transaction: _AuditLimitTransaction
-    """Limit the current transaction, which checks one invariant, to reading, a time, and one core."""
     terminal_stays: _AuditTerminalStays
     """The status of a terminal job never changes within one generation.
     Columns: id, text."""
@@ -409,10 +403,6 @@ class _ControlsOffPolicy(Named):
     def __call__(self, conn: _Conn, /, *, host: str | None, queue: str | None) -> Any: ...
     def script(self, *, host: str | None, queue: str | None) -> scripts.Script[Any]: ...
 
-class _ControlsHasTable(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
-
 class _Controls:
     put: _ControlsPut
     """Switch the workers of a host and queue on or off; return the row. A trigger wakes the
@@ -430,18 +420,12 @@ class _Controls:
     off_policy: _ControlsOffPolicy
     """Return the stop policy of the control row that switches a host and queue off now; NULL: it
     is on."""
-    has_table: _ControlsHasTable
-    """Return whether the schema has control rows at all."""
 
 controls: _Controls
 
 class _DatabasesProjects(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
     def script(self) -> scripts.Script[list[Row]]: ...
-
-class _DatabasesHasSchema(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
 
 class _DatabasesUnfinished(Named):
     def __call__(self, conn: _Conn, /) -> Any: ...
@@ -467,8 +451,6 @@ class _Databases:
     projects: _DatabasesProjects
     """Return every database that people use, with the folder that its comment names and its size.
     Columns: name, folder, size_bytes."""
-    has_schema: _DatabasesHasSchema
-    """Return whether this database has our tables."""
     unfinished: _DatabasesUnfinished
     """Return how many runs are in no terminal state."""
     matching: _DatabasesMatching
@@ -1152,7 +1134,7 @@ class _InputAnswers:
     ends. The function locks the row, so that a role that submits answers needs no right to nodes."""
     next_due: _InputAnswersNextDue
     """Return the id of the oldest answer that is due and not locked, without those of
-    `set_aside`. An answer that is `processing` for longer than `after` seconds is due again, as is
+    `set_aside`. An answer that is `processing` for longer than `after_s` seconds is due again, as is
     one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
     Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000."""
     claim: _InputAnswersClaim
@@ -1227,10 +1209,6 @@ class _InputTimeouts:
 
 input_timeouts: _InputTimeouts
 
-class _InstalledObjectsRecordExists(Named):
-    def __call__(self, conn: _Conn, /) -> Any: ...
-    def script(self) -> scripts.Script[Any]: ...
-
 class _InstalledObjectsRecorded(Named):
     def __call__(self, conn: _Conn, /) -> list[Row]: ...
     def script(self) -> scripts.Script[list[Row]]: ...
@@ -1251,10 +1229,6 @@ class _InstalledObjectsLimitLockWait(Named):
     def __call__(self, conn: _Conn, /) -> None: ...
     def script(self) -> scripts.Script[None]: ...
 
-class _InstalledObjectsLiftLimit(Named):
-    def __call__(self, conn: _Conn, /) -> None: ...
-    def script(self) -> scripts.Script[None]: ...
-
 class _InstalledObjectsFunctions(Named):
     def __call__(self, conn: _Conn, /, *, names: _Texts | None) -> list[Row]: ...
     def script(self, *, names: _Texts | None) -> scripts.Script[list[Row]]: ...
@@ -1264,8 +1238,6 @@ class _InstalledObjectsTriggers(Named):
     def script(self, *, names: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _InstalledObjects:
-    record_exists: _InstalledObjectsRecordExists
-    """Return whether there is a record: the schema of 0.3.0 has none."""
     recorded: _InstalledObjectsRecorded
     """Return what is installed, one row a part.
     Columns: part, checksum, package_version, objects."""
@@ -1279,8 +1251,6 @@ class _InstalledObjects:
     limit_lock_wait: _InstalledObjectsLimitLockWait
     """Limit the transaction's next statements to half of the server's deadlock_timeout, 100 ms at the
     most: every writer waits behind a waiting lock, so wait briefly and rarely."""
-    lift_limit: _InstalledObjectsLiftLimit
-    """Let the transaction's next statements take as long as they need."""
     functions: _InstalledObjectsFunctions
     """Return the functions of these names, each with a hash of its definition. The source and the
     settings are hashed, and not pg_get_functiondef(), whose form differs between servers.
@@ -1572,14 +1542,6 @@ class _MetricsTotals(Named):
     def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Row]: ...
     def script(self, *, limit: int | None) -> scripts.Script[list[Row]]: ...
 
-class _MetricsInOrder(Named):
-    def __call__(self, conn: _Conn, /) -> None: ...
-    def script(self) -> scripts.Script[None]: ...
-
-class _MetricsByIndex(Named):
-    def __call__(self, conn: _Conn, /) -> None: ...
-    def script(self) -> scripts.Script[None]: ...
-
 class _MetricsByPages(Named):
     def __call__(self, conn: _Conn, /) -> None: ...
     def script(self) -> scripts.Script[None]: ...
@@ -1633,12 +1595,6 @@ class _Metrics:
     totals: _MetricsTotals
     """Return what is counted so far.
     Columns: metric, name, label, bucket, n, seconds."""
-    in_order: _MetricsInOrder
-    """Keep the planner to the order of indexes for this transaction, until `by_index`: without statistics it sorts all
-    waiting jobs to find the first one."""
-    by_index: _MetricsByIndex
-    """Keep the planner to indexes for this transaction: without statistics it takes a scan of all
-    finished jobs for cheaper (decision 0019)."""
     by_pages: Mapping[str, _MetricsByPages]
     """Let the planner read the pages of a table once each for the rest of this transaction, if it has
     no statistics. It would fetch each queued row by the index alone, which takes twice as long
@@ -1692,10 +1648,6 @@ class _MigrationsUnlock(Named):
     def __call__(self, conn: _Conn, /) -> None: ...
     def script(self) -> scripts.Script[None]: ...
 
-class _MigrationsLedgerExists(Named):
-    def __call__(self, conn: _Conn, /, *, ledger: str | None) -> Any: ...
-    def script(self, *, ledger: str | None) -> scripts.Script[Any]: ...
-
 class _MigrationsLedgerIsWhole(Named):
     def __call__(self, conn: _Conn, /, *, ledger: str | None) -> Any: ...
     def script(self, *, ledger: str | None) -> scripts.Script[Any]: ...
@@ -1713,8 +1665,6 @@ class _Migrations:
     Columns: pid, usename."""
     unlock: _MigrationsUnlock
     """Release every advisory lock of this session."""
-    ledger_exists: _MigrationsLedgerExists
-    """Return whether there is a table of this name on the search path."""
     ledger_is_whole: _MigrationsLedgerIsWhole
     """Return whether a ledger exists and has every column that this code reads."""
     of_others: _MigrationsOfOthers
@@ -2225,24 +2175,32 @@ class _Pending:
 pending: _Pending
 
 class _PermissionsClosedTables(Named):
-    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, privileges: _Texts | None) -> list[Row]: ...
-    def script(self, *, tables: _Texts | None, privileges: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, privileges: _Texts | None, revoked: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None, privileges: _Texts | None, revoked: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _PermissionsClosedColumns(Named):
     def __call__(self, conn: _Conn, /, *, table: str | None, columns: _Texts | None) -> Row | None: ...
     def script(self, *, table: str | None, columns: _Texts | None) -> scripts.Script[Row | None]: ...
 
 class _PermissionsClosedSequences(Named):
-    def __call__(self, conn: _Conn, /, *, tables: _Texts | None) -> list[Any]: ...
-    def script(self, *, tables: _Texts | None) -> scripts.Script[list[Any]]: ...
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, revoked: _Texts | None) -> list[Any]: ...
+    def script(self, *, tables: _Texts | None, revoked: _Texts | None) -> scripts.Script[list[Any]]: ...
 
 class _PermissionsClosedFunctions(Named):
-    def __call__(self, conn: _Conn, /, *, internal: _Texts | None, works: bool | None, named: _Texts | None) -> list[Row]: ...
-    def script(self, *, internal: _Texts | None, works: bool | None, named: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, internal: _Texts | None, works: bool | None, named: _Texts | None, revoked: _Texts | None) -> list[Row]: ...
+    def script(self, *, internal: _Texts | None, works: bool | None, named: _Texts | None, revoked: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsOfPublic(Named):
+    def __call__(self, conn: _Conn, /, *, notifying: _Texts | None, tables: _Texts | None) -> list[Row]: ...
+    def script(self, *, notifying: _Texts | None, tables: _Texts | None) -> scripts.Script[list[Row]]: ...
+
+class _PermissionsOthersFunctions(Named):
+    def __call__(self, conn: _Conn, /, *, notifying: _Texts | None) -> list[Row]: ...
+    def script(self, *, notifying: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _PermissionsNotOwned(Named):
-    def __call__(self, conn: _Conn, /, *, tables: _Texts | None) -> list[Row]: ...
-    def script(self, *, tables: _Texts | None) -> scripts.Script[list[Row]]: ...
+    def __call__(self, conn: _Conn, /, *, tables: _Texts | None, notifying: _Texts | None) -> list[Row]: ...
+    def script(self, *, tables: _Texts | None, notifying: _Texts | None) -> scripts.Script[list[Row]]: ...
 
 class _PermissionsExcessive(Named):
     def __call__(self, conn: _Conn, /, *, tables: _Texts | None, allowed: _Texts | None, internal: _Texts | None, callable: _Texts | None, filled: _Texts | None) -> list[Row]: ...
@@ -2258,22 +2216,33 @@ class _PermissionsPublicMayCreate(Named):
 
 class _Permissions:
     closed_tables: _PermissionsClosedTables
-    """Return which of these privileges this role lacks. `privileges` and `tables` are parallel arrays.
+    """Return which of these privileges this role lacks, or perhaps has only through a right of PUBLIC
+    in `revoked` (`SELECT workflow_runs`). `privileges` and `tables` are parallel arrays.
     Columns: right, kind, name."""
     closed_columns: _PermissionsClosedColumns
     """Return the table, and whether this role may insert every one of these columns. `is_open` is
     NULL, and `name` too, if there is no such table.
     Columns: name, is_open."""
     closed_sequences: _PermissionsClosedSequences
-    """Return the sequences of these tables that this role may not use."""
+    """Return the sequences of these tables that this role may not use, or perhaps only through a right
+    of PUBLIC in `revoked`."""
     closed_functions: _PermissionsClosedFunctions
-    """Return the functions that this role needs and may not call: those that only read, all others
-    for a role that `works`, and those that are `named`. None of the `internal` ones: only functions
-    of the tables' owner call them. No trigger's function: its caller needs no right to it.
+    """Return the functions that this role needs and may not call, or perhaps only through a right of
+    PUBLIC in `revoked`: those that only read, all others for a role that `works`, and those
+    that are `named`. None of the `internal` ones: only functions of the tables' owner call them. No
+    trigger's function: its caller needs no right to it.
     Columns: right, kind, name."""
+    of_public: _PermissionsOfPublic
+    """Return the rights that PUBLIC has to functions, tables and sequences of the engine. Migrations
+    give it one: to read what is installed.
+    Columns: right, kind, name, grantee."""
+    others_functions: _PermissionsOthersFunctions
+    """Return the functions of the engine that another role than the owner of the tables owns, and both
+    owners.
+    Columns: name, owner, owner_of_tables."""
     not_owned: _PermissionsNotOwned
-    """Return what keeps this role from migrating: tables that it does not own, and a schema in which
-    it may not create.
+    """Return what keeps this role from migrating: tables and functions that it does not own, and a
+    schema in which it may not create.
     Columns: right, kind, name."""
     excessive: _PermissionsExcessive
     """Return the rights past reading that this role has and does not need, and who was granted each:
@@ -2476,14 +2445,6 @@ class _RetentionPages(Named):
     def __call__(self, conn: _Conn, /, *, table: str | None) -> Any: ...
     def script(self, *, table: str | None) -> scripts.Script[Any]: ...
 
-class _RetentionMark(Named):
-    def __call__(self, conn: _Conn, /) -> None: ...
-    def script(self) -> scripts.Script[None]: ...
-
-class _RetentionSetTimeout(Named):
-    def __call__(self, conn: _Conn, /, *, timeout: str | None) -> None: ...
-    def script(self, *, timeout: str | None) -> scripts.Script[None]: ...
-
 class _RetentionOldJobs(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None) -> list[Row]: ...
     def script(self, *, days: float | None, first: str | None, end: str | None, ids: _Texts | None, aside: _Texts | None) -> scripts.Script[list[Row]]: ...
@@ -2523,11 +2484,6 @@ class _RetentionDeleteHeartbeats(Named):
 class _Retention:
     pages: _RetentionPages
     """Return how many pages a table has now."""
-    mark: _RetentionMark
-    """Mark the transaction as one that deletes by age: then no event is written for each deleted
-    row."""
-    set_timeout: _RetentionSetTimeout
-    """Set the statement timeout of the transaction."""
     old_jobs: _RetentionOldJobs
     """Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (NULL:
     of all) and none of `aside`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
@@ -3143,21 +3099,17 @@ class _SessionsSetUp(Named):
     def __call__(self, conn: _Conn, /, *, statement_ms: str | None, is_local: bool | None, lock_ms: str | None, idle_ms: str | None) -> None: ...
     def script(self, *, statement_ms: str | None, is_local: bool | None, lock_ms: str | None, idle_ms: str | None) -> scripts.Script[None]: ...
 
-class _SessionsReadOnly(Named):
-    def __call__(self, conn: _Conn, /, *, statement_ms: str | None) -> None: ...
-    def script(self, *, statement_ms: str | None) -> scripts.Script[None]: ...
-
 class _SessionsSetAll(Named):
-    def __call__(self, conn: _Conn, /, *, settings: str | None) -> None: ...
-    def script(self, *, settings: str | None) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /, *, is_local: bool | None, settings: str | None) -> None: ...
+    def script(self, *, is_local: bool | None, settings: str | None) -> scripts.Script[None]: ...
+
+class _SessionsHasTable(Named):
+    def __call__(self, conn: _Conn, /, *, table: str | None) -> Any: ...
+    def script(self, *, table: str | None) -> scripts.Script[Any]: ...
 
 class _SessionsHold(Named):
     def __call__(self, conn: _Conn, /, *, lock: str | None) -> None: ...
     def script(self, *, lock: str | None) -> scripts.Script[None]: ...
-
-class _SessionsWaitForLocks(Named):
-    def __call__(self, conn: _Conn, /, *, lock_ms: str | None) -> None: ...
-    def script(self, *, lock_ms: str | None) -> scripts.Script[None]: ...
 
 class _SessionsRole(Named):
     def __call__(self, conn: _Conn, /) -> Row | None: ...
@@ -3172,14 +3124,12 @@ class _Sessions:
     transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
     search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
     `is_local`: for this transaction alone, since a pooler gives the session to others after it."""
-    read_only: _SessionsReadOnly
-    """Let this transaction only read, and each of its statements take so many milliseconds at most."""
     set_all: _SessionsSetAll
-    """Set these settings, a JSON object."""
+    """Set these settings, a JSON object, for this transaction (`is_local`) or for the session."""
+    has_table: _SessionsHasTable
+    """Return whether there is a table of this name on the search path."""
     hold: _SessionsHold
     """Hold the advisory lock of a name, shared, for as long as the session lives."""
-    wait_for_locks: _SessionsWaitForLocks
-    """Let the statements of this transaction wait so many milliseconds for a lock."""
     role: _SessionsRole
     """Return the role and the schema of this session, quoted as SQL needs them.
     Columns: role, schema."""
@@ -3309,8 +3259,8 @@ class _WaitingFacts:
     buckets: _WaitingFactsBuckets
     """Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
     blocked_reason, `run_over`, or NULL) and by the object of it (`about`), and by what their workers need. `first_id` is the
-    first job of a bucket, `since` when its oldest was queued, `left_out` how many jobs are in further buckets. `most` jobs
-    of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
+    first job of a bucket, `since` when its oldest was queued, `total` how many jobs all buckets have, also those past
+    `limit`. `most` jobs of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
     Columns: jobs, queue, reason, about, model, version, module, n, first_id, since, is_more, total."""
     run: _WaitingFactsRun
     """Return the facts that explain why a run waits. No row: no such run.
