@@ -22,21 +22,21 @@ PACKAGE = Path(queue_workflows.__path__[0])
 SLACK = 0.05
 """How far a figure may be below its budget before the budget has to be lowered."""
 BUDGETS = {
-    ".": 8250, "admin": 2410, "alerts": 320, "check": 840, "claim": 1750, "cli": 6610,
-    "client": 710, "dag": 4300, "db": 3490, "declare": 1650, "demo": 410, "dispatch": 2120,
-    "embedded": 800, "event_export": 710, "local_queue": 1960, "maintenance": 580,
+    ".": 8260, "admin": 2480, "alerts": 320, "check": 840, "claim": 1760, "cli": 6650,
+    "client": 720, "dag": 4310, "db": 3530, "declare": 1660, "demo": 410, "dispatch": 2120,
+    "embedded": 800, "event_export": 720, "local_queue": 1960, "maintenance": 580,
     "migrations": 10, "model_cache": 600, "refs": 470, "requests": 1200, "run": 4350,
-    "runtime": 3460, "schedule": 720, "service": 7160, "sql": 83, "tasks": 1800,
-    "telemetry": 1300, "testing": 730, "worker": 4320,
+    "runtime": 3460, "schedule": 720, "service": 7280, "sql": 83, "tasks": 1800,
+    "telemetry": 1310, "testing": 730, "worker": 4340,
 }  # fmt: skip
 """Lines of Python of each package; `.` has the modules directly below `queue_workflows`."""
 TOTALS = {
-    "lines of Python": 63000, "files of Python": 273, "functions": 4100, "lines of SQL": 11120,
+    "lines of Python": 63340, "files of Python": 273, "functions": 4100, "lines of SQL": 11120,
 }  # fmt: skip
-CLOSURE = {"modules": 29, "lines": 6200}
+CLOSURE = {"modules": 29, "lines": 6240}
 """The modules of ours that `import queue_workflows.jobs` loads, and their lines."""
 
-SPINE = {"files": 45, "lines": 16260}
+SPINE = {"files": 45, "lines": 16290}
 """What a new engineer reads on the first day: the files that `tests/spine.txt` lists."""
 WIDTHS = {
     "ingest": (115, 26),  # the goal is 110 functions in 25 files

@@ -163,7 +163,7 @@ def test_each_mistake_is_an_error_with_a_remedy() -> None:
         ((step("s", "p", inputs={"of": "a"}), tell(words={"$from": "s/number.result"},
          depends_on=["s"])), one(node("number", "of")), "'s/number' has no output 'result'"),
         ((READ, tell(skip_if={"$from": "read/cont.words"})), {}, "'tell/show': 'skip_if': ref"),
-        ((tell(words={"$from": "tell/show.a"}, depends_on=[]),), {}, "the ref is to the node"),
+        ((tell(words={"$from": "tell/show.a"}, depends_on=[]),), {}, "ref names the node itself"),
         ((READ, tell(words={"$from": "read/count.words", "$gt": 1})), {}, "unknown operator '$gt'"),
         ((READ, tell(words={"$from": "a", "$filter": {"x:matches": "(a+)+"}})), {}, "is refused"),
         ((READ, tell(words={"$from": 3})), {}, "$from takes a path like"),
