@@ -293,10 +293,13 @@ class Commands(TyperGroup):
             if kind == "NoSuchOption":
                 _refuse(path, self._unknown(error.option_name, own, path))
             words = [_word(each) for each in own.params if each.param_type_name == "argument"]
-            usage = " ".join([path.partition(" ")[2], *words])
+            usage = ": " + " ".join([path.partition(" ")[2], *words]) if words else ""
             if kind == "MissingParameter":
-                _refuse(path, f"it needs the {_word(error.param)}: {usage}")
-            _refuse(path, f"{error.format_message().rstrip('.')}: {usage}")
+                _refuse(path, f"it needs the {_word(error.param)}{usage}")
+            text = error.format_message().rstrip(".")
+            if isinstance(error.__cause__, ValueError):  # of pydantic, from typer 0.29 on
+                text += f"; got {cast('Any', error.__cause__).errors()[0]['input']!r:.80}"
+            _refuse(path, f"{text}{usage}")
 
     def _unknown(self, option: str, own: Any, path: str) -> str:
         """Return in words that the command `own` lacks an option, and which commands have it."""

@@ -283,10 +283,9 @@ def test_nothing_is_queued_after_a_stop_request(
 
     def prepared(stop: signals.StopRequest, **more: Any) -> bool:
         made.append(stop)
-        ready = prepare(stop, **more)
         if moment == "database":
             stop.request()
-        return ready
+        return prepare(stop, **more)
 
     began = list[fleet.RunProcesses]()
 

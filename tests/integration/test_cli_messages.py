@@ -239,7 +239,7 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
         (("show",), " show: it needs the RUN|JOB: show RUN|JOB"),
         (("status", "--jsno"), " status: --jsno is no option; did you mean '--json'?"),
         (("show", "--zz"), " show: --zz is no option; `queue-workflows show --help` lists them"),
-        (("runs", "--limit"), " runs: Option '--limit' requires an argument: runs"),
+        (("runs", "--limit"), " runs: Option '--limit' requires an argument"),
         (("jobs", "--limit", "3"), " jobs: --limit is an option of list"),
         (("--jsn",), ": there is no command '--jsn'; `queue-workflows --help` lists them"),
     ],

@@ -5,11 +5,13 @@
 -- Return which of these privileges this role lacks, or perhaps has only through a right of PUBLIC
 -- in `revoked` (`SELECT workflow_runs`). `privileges` and `tables` are parallel arrays.
 SELECT w.privilege AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
-  FROM unnest(%(tables)s::text[], %(privileges)s::text[]) AS w (name, privilege)
+  FROM unnest(%(tables)s::text[], %(privileges)s::text[])
+       WITH ORDINALITY AS w (name, privilege, place)
   JOIN pg_class c ON c.oid = to_regclass(w.name)
  WHERE NOT has_table_privilege(c.oid, w.privilege)
     OR w.privilege || ' ' || c.oid::regclass::text = ANY (%(revoked)s::text[])
-   AND NOT pg_has_role(c.relowner, 'USAGE');
+   AND NOT pg_has_role(c.relowner, 'USAGE')
+ ORDER BY w.place;
 
 -- name: closed_columns one
 -- Return the table, and whether this role may insert every one of these columns. `is_open` is
