@@ -227,7 +227,7 @@ def test_an_unknown_action_is_reported_in_plain_words(db: ModuleType) -> None:
         assert (said.code, said.err.count("\n")) == (2, 1)
         assert said.err.endswith(f": {argv[-2]} {argv[-1]!r} is none of {known}\n")
     said = invoke("jobs", "list", "--limit")
-    reason = "queue-workflows jobs list: Option '--limit' requires an argument: jobs list\n"
+    reason = "queue-workflows jobs list: Option '--limit' requires an argument\n"
     assert (said.code, said.err) == (2, reason)
     lists = "`queue-workflows --help` lists them"
     assert invoke("zzz").err == f"queue-workflows: there is no command 'zzz'; {lists}\n"
