@@ -83,8 +83,7 @@ def _changing(
 
 _changing(
     "retry",
-    "Queue failed or cancelled jobs again, with all their attempts. A filter without --status "
-    "chooses failed jobs.",
+    "Queue failed or cancelled jobs again, with all attempts. Filters without --status: the failed.",
     ("failed",),
     lambda some, _: api.retry_many(some),
 )
@@ -96,8 +95,7 @@ _changing(
 )
 _changing(
     "delete",
-    "Delete jobs that do not run; their history stays. A filter without --status chooses jobs that "
-    "are over.",
+    "Delete jobs that do not run; history stays. Filters without --status: jobs that are over.",
     sorted(TERMINAL_RUN_STATUSES),
     lambda some, _: api.delete_many(some),
 )

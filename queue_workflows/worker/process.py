@@ -425,7 +425,8 @@ class Worker:
 
         One that still runs is ended, since it must not stop jobs by a switch that is over.
         """
-        self._end_policy(own, "")
+        if own in self._policies:
+            self._end_policy(own, "")
         if policy is None:
             return
         who = own.who

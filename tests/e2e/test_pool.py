@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from queue_workflows import claim_worker, config, db, errors, history, jobs, workers
-from tests.support import commands, constants, rows_before_checks, slot_app
+from tests.support import app_triggers, commands, constants, rows_before_checks, slot_app
 from tests.support.commands import Command, Commands
 from tests.support.wait import patience, until
 from tests.support.worker_views import charges, ended, row, sessions, stopped
@@ -159,9 +159,11 @@ def test_short_jobs_are_claimed_ahead_so_that_their_results_share_statements(
 ) -> None:
     args = [{"number": number} for number in range(300)]
     ids = jobs.enqueue_many(task_name=task, queue=ONE, args=args)
-    running = pool(cli)
-    until(lambda: ended(*ids))
-    stopped(running)
+    # A statement takes longer than the handlers of its jobs on any machine.
+    with db.connect() as conn, app_triggers.slow(conn, "ingest_jobs", "true", 0.002):
+        running = pool(cli)
+        until(lambda: ended(*ids))
+        stopped(running)
     found = held(ONE)
     assert (
         LENGTHS[ONE] < found.most <= LENGTHS[ONE] * (1 + constants.value("worker.queue_state.EACH"))

@@ -41,7 +41,7 @@ SPINE = {"files": 45, "lines": 16290}
 WIDTHS = {
     "ingest": (115, 26),  # the goal is 110 functions in 25 files
     "run": (288, 47),  # 320 in 50
-    "off": (185, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
+    "off": (188, 32),  # 150 in 30; on a busy machine a check of the guards is a part of it
     "lost-lease": (57, 15),  # 60 in 15; a random id in a log line may need four functions more
     "show": (194, 43),  # 200 in 45
 }
