@@ -83,7 +83,7 @@ def _changing(
 
 _changing(
     "retry",
-    "Queue failed or cancelled jobs again, with all attempts. Filters without --status: the failed.",
+    "Queue jobs that failed or were cancelled again. A filter without --status: the failed ones.",
     ("failed",),
     lambda some, _: api.retry_many(some),
 )
@@ -95,7 +95,7 @@ _changing(
 )
 _changing(
     "delete",
-    "Delete jobs that do not run; history stays. Filters without --status: jobs that are over.",
+    "Delete jobs that do not run; history stays. A filter without --status: those that are over.",
     sorted(TERMINAL_RUN_STATUSES),
     lambda some, _: api.delete_many(some),
 )
