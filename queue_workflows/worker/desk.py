@@ -57,7 +57,8 @@ EXIT_WITHIN_S: Final = 4.0
 """Seconds that any other exit may take, for example while the database does not answer."""
 INPUT_PREFIX: Final = "__input__"
 MOST: Final = 500
-"""The most results that one statement records."""
+"""The most results that one statement records. While so many jobs are set aside, the worker claims
+none, since the lock of one session, for example, may prevent that any result is recorded."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 TIMED_OUT: Final = "57014"
@@ -284,7 +285,8 @@ class Desk:
         done = own.done[: 1 if own.shape.gpu else MOST]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
-        if measured and not (self.stopping or self.throttled or self._lone) and self._is_known:
+        halted = self.stopping or self.throttled or self._lone or len(self._aside) >= MOST
+        if measured and self._is_known and not halted:
             # The node that follows a completed one is claimed by the statement that records it.
             own.may_claim |= bool(done) and own.table.in_run
             count, ahead = own.claimable(records=bool(done))

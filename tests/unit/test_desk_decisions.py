@@ -448,6 +448,24 @@ def test_an_end_that_takes_too_long_each_time_is_given_up() -> None:
     assert charge.text == statements.recovery.count_crash["ingest_jobs"].text
 
 
+def test_results_that_cannot_be_recorded_for_now_are_limited() -> None:
+    """For example, a trigger of the app needs a row that another session has locked."""
+    world = World(slots=8)
+    for number in range(4 * desk.MOST):
+        world.later(0.001)
+        if (request := world.desk.next()) is None:
+            continue
+        given: Any = next(request.script).parameters
+        if given.get("claim"):
+            names = [f"{number}-{place}" for place in range(given["claim"])]
+            request.done(world.rows(*names))
+            for name in names:
+                world.ended(name, outcomes.Outcome("failed", 0.001))
+        else:
+            request.refused(psycopg.errors.LockNotAvailable())
+    assert desk.MOST <= len(world.queue.jobs) < desk.MOST + 8
+
+
 # Time limits and guards.
 
 
