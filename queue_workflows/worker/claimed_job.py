@@ -41,10 +41,11 @@ class ClaimedJob:
     `row` has these columns, all as text: id, claim_no, crash_count, timeout_s, name of the task or
     node module, run_id, node_id, required_model, the run as JSON (the last four are NULL for ingest
     jobs), the whole row as JSON for the handler, `wait_s`, `due_s`, lapse_count. `queue` is a
-    `queue_state.Queue`, `asked` is when the claim was sent (`clock.boot_s`).
+    `queue_state.Queue`. `asked` is when the claim was sent and `now` when its reply was received
+    (`clock.boot_s`).
     """
 
-    def __init__(self, queue: Any, row: Sequence[bytes | None], asked: float) -> None:
+    def __init__(self, queue: Any, row: Sequence[bytes | None], asked: float, now: float) -> None:
         job_id, claim_no, crashes, timeout_s, name, run_id, node_id, model, run, body = row[:10]
         assert job_id is not None
         assert claim_no is not None
@@ -61,7 +62,7 @@ class ClaimedJob:
         self.is_last = any(counts) and recovery.is_last(*counts)
         """Whether one more crash or lapse exceeds its limit. Such a job runs alone in its worker,
         since the death of a worker with several jobs may have been caused by any of them."""
-        self.asked = self.started = self.renewed = asked
+        self.received, self.started, self.renewed = now, asked, asked
         self.lease_end = guards.LeaseEnd(asked, queue.who.lease_s)
         self.has_started, self.guards = False, list[guards.Guard]()
         """Whether the handler runs; until then only the lease is checked."""
@@ -132,7 +133,7 @@ class ClaimedJob:
         if self.has_started or self.unwound:
             return math.inf
         never = self.is_last if place is None else place.shared or place.job is self
-        return math.inf if never else self.asked + WAIT_S
+        return math.inf if never else self.received + WAIT_S
 
     def start(self, now: float) -> None:
         """Start the guards, since the handler starts now."""

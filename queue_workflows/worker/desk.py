@@ -324,7 +324,7 @@ class Desk:
             if row[0] is None:
                 wait = claims.Wait(*(None if each is None else float(each) for each in row[10:12]))
             else:
-                jobs.append(claimed_job.ClaimedJob(own, row, own.asked))
+                jobs.append(claimed_job.ClaimedJob(own, row, own.asked, now))
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
             own.may_claim |= len(jobs) == count

@@ -141,12 +141,12 @@ def held(queue: str) -> Held:
     with db.connect() as conn:
         found = conn.execute(
             "WITH each AS ("
-            "  SELECT xid, max(id) AS id, sum(CASE event_type WHEN 'claimed' THEN 1"
-            "    WHEN 'completed' THEN -1 ELSE 0 END) AS change"
+            "  SELECT xid, max(id) AS id, bool_or(event_type <> 'requeued') AS is_step,"
+            "    sum(CASE event_type WHEN 'claimed' THEN 1 ELSE -1 END) AS change"
             "  FROM ingest_job_events WHERE queue = %s"
-            "    AND event_type IN ('claimed', 'completed') GROUP BY xid),"
-            " sums AS (SELECT sum(change) OVER (ORDER BY id) AS n FROM each)"
-            " SELECT max(n) AS most, count(*) AS transactions FROM sums",
+            "    AND event_type IN ('claimed', 'completed', 'requeued') GROUP BY xid),"
+            " sums AS (SELECT is_step, sum(change) OVER (ORDER BY id) AS n FROM each)"
+            " SELECT max(n) AS most, count(*) FILTER (WHERE is_step) AS transactions FROM sums",
             [queue],
         ).fetchone()
     assert found is not None

@@ -32,7 +32,8 @@ def recorded_together(count: int) -> int:
             script = own.claim(claim, done, promote=False, ahead_s=5.0)
             rows = worker_scripts.run(conn, script)
             now = clock.boot_s()
-            return [claimed_job.ClaimedJob(own, row, now) for row in rows if row[0] is not None]
+            found = [row for row in rows if row[0] is not None]
+            return [claimed_job.ClaimedJob(own, row, now, now) for row in found]
 
         outcome = outcomes.Outcome("completed", 0.1, "{}")
         done = [(job, outcome) for job in send(count, [])]

@@ -674,6 +674,18 @@ def test_a_job_that_waits_too_long_goes_back_and_none_is_claimed_ahead_after_it(
     assert world.queue.window.ahead == 0
 
 
+def test_a_job_that_was_claimed_ahead_starts_even_if_its_claim_took_long() -> None:
+    """Else a worker whose statements take long would hand back whatever it claims ahead."""
+    world = World()
+    request = world.request()
+    world.now += 2 * claimed_job.WAIT_S
+    request.done(world.rows("a", "b"))
+    world.later(claimed_job.WAIT_S / 2)
+    assert world.to_write == []
+    world.ended("a")
+    assert world.job("b").place is not None
+
+
 def test_a_job_that_came_back_while_its_handler_still_runs_here_goes_back_again() -> None:
     world = World(slots=2)
     world.claim("a")

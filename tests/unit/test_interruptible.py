@@ -107,7 +107,7 @@ def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
     who = claims.Claimant("w:1:0:ex-1", "box", "load", 600.0)
     own = queue_state.Queue(who, shapes.Shape(1), runner)
     texts = (b"j", b"1", b"0", None, b"t", None, None, None, None, b"{}", None, None, b"0")
-    subject = claimed_job.ClaimedJob(own, texts, 0.0)
+    subject = claimed_job.ClaimedJob(own, texts, 0.0, 0.0)
     subject.start(0.0)
     stall = guards.Failure(exit_codes.STALL, "stall_trip", "no beat")
     for kind in (guards.Stall, guards.GpuHealth):
