@@ -71,8 +71,8 @@ class ClaimedJob:
         self.is_over = False
         """Whether its handler has ended or will not start, and its outcome is to be recorded."""
         self.refusals = self.timeouts = 0
-        """How often the database has refused to record its outcome, and how often a statement about
-        it took too long."""
+        """How often the database has refused to record its outcome, and how often in a row a
+        statement about it took too long."""
         self.end: Ending | None = None
         self.cancel_requested, self.cancel_at = False, math.inf
         """`cancel_at` is when the grace period of a cancelled handler ends."""

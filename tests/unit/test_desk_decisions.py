@@ -448,6 +448,20 @@ def test_an_end_that_takes_too_long_each_time_is_given_up() -> None:
     assert charge.text == statements.recovery.count_crash["ingest_jobs"].text
 
 
+def test_statements_that_were_slow_some_time_ago_do_not_make_a_slow_one_fail() -> None:
+    world = World()
+    world.claim("a")
+    for number in range(1, desk.TIMEOUTS + 1):
+        world.ask("a", number)
+        world.request().refused(psycopg.errors.QueryCanceled())
+        world.job("a").lease_end.beat(world.now)
+        world.later(desk.ASIDE_S)
+        world.request().done({})
+    world.ask("a", desk.TIMEOUTS + 1)
+    world.request().refused(psycopg.errors.QueryCanceled())
+    assert len(world.runner.answered) == desk.TIMEOUTS, "the last one is tried again"
+
+
 def test_results_that_cannot_be_recorded_for_now_are_limited() -> None:
     """For example, a trigger of the app needs a row that another session has locked."""
     world = World(slots=8)
