@@ -41,8 +41,8 @@ The first renewal may come a third of the lease later, and a job is ended a quar
 REFUSALS: Final = 4
 """How often the database may refuse the values of a job's outcome before the job is given up."""
 TIMEOUTS: Final = 60
-"""How often in a row statements about a job may take too long before the next counts as refused. With
-the pauses, that takes about as long as a lease, so the lease was renewed meanwhile."""
+"""How often in a row statements about a job may take too long before the next counts as refused.
+With the pauses, that takes about as long as a lease, so the lease was renewed meanwhile."""
 REFUSED_WAIT_S: Final = 60.0
 """Seconds for which a job is delayed if neither its outcome nor its failure can be recorded."""
 RETRY_FIRST_S: Final = 0.1
