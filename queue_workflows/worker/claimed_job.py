@@ -144,6 +144,11 @@ class ClaimedJob:
         """Remove the guards of a job that waits for others in its executor."""
         self.has_started, self.guards = False, []
 
+    def renew(self, sent: float) -> None:
+        """Note that its lease was renewed by a statement that was sent at this time."""
+        self.renewed = max(self.renewed, sent)
+        self.lease_end.beat(self.renewed)
+
     def beat(self, now: float, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""
         for guard in self.guards:

@@ -224,7 +224,7 @@ class Leases:
                 self._store_cursors([*reports])
 
         what = "the leases of running jobs are not renewed, which is tried again"
-        return _request(_renewals(held, reports), what, renewed, failed)
+        return _request(_renewals(held, reports, self._now), what, renewed, failed)
 
     def _renewed(self, reports: Reports, renewals: Sequence[claims.Renewal], sent: float) -> None:
         found = {(each.job_id, each.claim_no): each for each in renewals}
@@ -237,8 +237,7 @@ class Leases:
                     self._desk.lose(job)
                 continue
             if row.renewed:
-                job.lease_end.beat(sent)
-                job.renewed = sent
+                job.renew(sent)
             else:
                 again_s = min(AGAIN_S, AGAIN * job.queue.who.lease_s)
                 self._renew_at = min(self._renew_at, self._now() + again_s)
@@ -377,13 +376,15 @@ class Leases:
 
 
 def _renewals(
-    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]], reports: Reports
+    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]],
+    reports: Reports,
+    now_fn: NowFn,
 ) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
 
     If the statement fails because of a row, each lease is renewed by a statement of its own, so
     that the others are. For example, a trigger of the app refuses a row, waits for a lock, or is
-    slow.
+    slow. All of these may take as long as a lease, so each renewal counts at once.
     """
     found: list[claims.Renewal] = []
     for own, jobs in held:
@@ -393,14 +394,18 @@ def _renewals(
             if not _is_of_rows(error):
                 raise
             for job in jobs:
+                sent = now_fn()
                 try:
-                    found += yield from _renewal(own, [job], reports)
+                    renewed = yield from _renewal(own, [job], reports)
                 except db.Error as refusal:
                     if not _is_of_rows(refusal):
                         raise
                     what = "the lease of job %s is not renewed, which is tried again: %s"
                     _log.warning(what, job.id, str(refusal).strip())
-                    found.append(claims.Renewal(job.id, job.lease.claim_no, False, renewed=False))
+                    renewed = [claims.Renewal(job.id, job.lease.claim_no, False, renewed=False)]
+                if any(each.renewed for each in renewed):
+                    job.renew(sent)
+                found += renewed
     return found
 
 

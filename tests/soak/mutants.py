@@ -180,7 +180,7 @@ def _trust_replies() -> None:
 def _wait_for_rows() -> None:
     """Renew all leases by one statement that waits for each row, and never one by one."""
 
-    def together(held: Any, reports: Any) -> db.Script[list[claims.Renewal]]:
+    def together(held: Any, reports: Any, _: Any) -> db.Script[list[claims.Renewal]]:
         found: list[claims.Renewal] = []
         for own, jobs in held:
             found += yield from leases._renewal(own, jobs, reports)

@@ -790,6 +790,32 @@ def test_one_row_whose_renewal_fails_by_a_trigger_of_the_app_stops_no_other(
     assert world.killed == []
 
 
+def test_a_lease_that_is_renewed_holds_although_others_take_long_after_it() -> None:
+    """Each statement about a slow row may take up to 5 s, and all of them as long as a lease."""
+    slow = [f"slow-{number}" for number in range(6)]
+    world = World(slots=8)
+    world.claim("a", *slow)
+    ends = world.job("a").lease_end.ends
+    world.now += 5.0
+    world.leases.renew_now()
+    request = world.leases.next()
+    assert request is not None
+    script = request.script
+    next(script)
+    script.throw(psycopg.errors.QueryCanceled())
+    script.send([{"id": "a", "claim_no": 1, "cancel": False, "renewed": True}])
+    for _ in slow[1:]:
+        world.later(4.5)
+        script.throw(psycopg.errors.QueryCanceled())
+    world.later(4.5)
+    with pytest.raises(StopIteration) as end:
+        script.throw(psycopg.errors.QueryCanceled())
+    request.done(end.value.value)
+    assert world.now > ends
+    assert world.job("a").end is None
+    assert world.job("a").lease_end.ends == ends + 5.0
+
+
 def test_renewals_that_take_long_leave_time_to_read_a_switch() -> None:
     world = World()
     world.claim("a")
