@@ -270,7 +270,7 @@ class Executors:
             if now >= (at := min(place.lost_at + LOST_S, ends_at)):
                 self.kill(place, signal.SIGKILL, place.killed_for)
                 continue
-            if at == math.inf and not (self._lone or place.jobs):
+            if at == math.inf and not (self._lone or place.jobs or place.announcing):
                 at = place.idle_since + LET_GO_S
                 if now >= at:
                     self.let_go(place)

@@ -231,6 +231,19 @@ def test_the_hooks_of_the_app_run_in_the_executor() -> None:
         assert worker.node("echo", {"x": 1}, **row).kind == "completed"
 
 
+def test_an_executor_that_keeps_a_value_for_the_hook_is_not_let_go() -> None:
+    """An outage may delay the record of the node for longer than an idle executor is kept."""
+    with executors.launched(hooked) as launcher, executors.forked(launcher) as worker:
+        rows = {"job": {"id": "j"}, "run": {"name": "r"}}
+        worker.answers = {"context": {"whole": 8}, "rows": rows}
+        job = worker.send_node("echo", {"x": 1}, input_template={"x": {"$from": "a"}})
+        worker.outcome(job)
+        worker.executors.expect_announcement(worker.place)
+        worker.executors.tick(clocks.boot_s() + constants.value("run.executors.LET_GO_S") + 1.0)
+        worker.executors.announce(worker.place, job.key, json.dumps(rows).encode())
+        worker.until(lambda: "completed j r {'got': {'x': 8}" in worker.text)
+
+
 def moves() -> None:
     """A hook and a model whose code goes to another folder."""
     executor_app.load()
