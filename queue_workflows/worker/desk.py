@@ -424,9 +424,15 @@ class Desk:
         def resolved(_: object) -> None:
             own.unsure = False
 
+        def refused(error: Exception) -> None:
+            # The row of one of them may be slow or locked for long, so the others go on meanwhile.
+            own.unsure, own.unsure_at = False, self.now() + RETRY_MAX_S
+            self._retry_later(error, "handing back a lost claim")
+            self._wake_at(own.unsure_at)
+
         known = {job.lease for job in own.jobs.values()}
         strays = record.release_strays(own.table, own.who.worker_id, known)
-        return link.Request(strays, resolved, self._retry_later, lambda: None)
+        return link.Request(strays, resolved, refused, lambda: None)
 
     # --- Ends of jobs that are not completed.
 

@@ -732,6 +732,21 @@ def test_a_lost_claim_that_is_committed_late_is_given_back_too() -> None:
     assert world.claimed() == 1
 
 
+def test_a_lost_claim_that_cannot_be_given_back_for_now_stops_no_other() -> None:
+    """A trigger of the app may be slow for its row, each time."""
+    world = World()
+    world.request().lost()
+    strays = statements.handback.strays["ingest_jobs"].text
+    asked: list[bool] = []
+    for _ in range(20):
+        world.later(1.0)
+        if (request := world.desk.next()) is not None:
+            asked.append(next(request.script).text == strays)
+            request.refused(psycopg.errors.QueryCanceled()) if asked[-1] else request.done([])
+    assert {True, False} == {*asked}
+    assert asked.count(True) > 2
+
+
 # Renewals.
 
 
