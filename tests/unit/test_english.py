@@ -49,7 +49,7 @@ LIMITS = {
         "None and a colon": 0.0,
     },
     "docs": {
-        "a colon for a verb": 7.7,
+        "a colon for a verb": 7.4,
         "those, that of, one of": 1.0,
         "a no instead of a not": 2.2,
         "what as a noun": 1.8,
