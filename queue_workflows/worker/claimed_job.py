@@ -144,11 +144,6 @@ class ClaimedJob:
         """Remove the guards of a job that waits for others in its executor."""
         self.has_started, self.guards = False, []
 
-    def renew(self, sent: float) -> None:
-        """Note that its lease was renewed by a statement that was sent at this time."""
-        self.renewed = max(self.renewed, sent)
-        self.lease_end.beat(self.renewed)
-
     def beat(self, now: float, progress: str | None = None) -> None:
         """Note that the handler is active, with its progress as JSON text if it reported any."""
         for guard in self.guards:
@@ -177,9 +172,8 @@ class ClaimedJob:
         due = min(self.lease_end.ends - margin_s, self.cancel_at)
         if not self.has_started:
             due = min(due, self.starts_by)
-        for guard in self.guards:
-            due = min(due, guard.ends if isinstance(guard, guards.Budget) else now + 1.0)
-        return due
+        ends = (g.ends if isinstance(g, guards.Budget) else now + 1.0 for g in self.guards)
+        return min([due, *ends])
 
     def used(self, seconds: float, ram_mb: int | None = None) -> JsonDict:
         """Return the resources it used as `{"used": ...}` for its last event; {} if unknown.

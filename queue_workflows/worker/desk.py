@@ -499,16 +499,13 @@ class Desk:
         announce = functools.partial(job.queue.runner.announce, job.announced_in, job.key)
         job.announced_in = None
 
-        def found(rows: JsonDict) -> None:
-            announce(wire.encoded(rows))
-
-        def not_found(_: object) -> None:
+        if not completed:
             announce(None)
-
-        if completed:
-            self._write(Write(functools.partial(claimed_job.rows, job), found, not_found, job))
-        else:
-            announce(None)
+            return
+        rows = functools.partial(claimed_job.rows, job)
+        self._write(
+            Write(rows, lambda found: announce(wire.encoded(found)), lambda _: announce(None), job)
+        )
 
     # --- Handlers: the owner of `run.executors.Executors`.
 
@@ -533,8 +530,7 @@ class Desk:
                 continue
             shared = own.shape.concurrent or job.name in own.async_tasks
             # On a GPU a fresh executor for each job would load the model for each.
-            isolated = job.name in own.isolated or (shared and job.is_last)
-            isolated = isolated and not own.shape.gpu
+            isolated = not own.shape.gpu and (job.name in own.isolated or (shared and job.is_last))
             own.runner.queues = own.window.is_tiny and not (
                 isolated or own.shape.gpu or own.announces or job.crash_count or job.lapse_count
             )
@@ -635,7 +631,7 @@ class Desk:
             _log.warning(text, job.id, event_type, error, extra=job.ids)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, _ignore, refused, job))
+        self._write(Write(make, lambda _: None, refused, job))
 
     def model(self, model: JsonDict) -> None:
         """Note the model that the executor of a GPU reports."""
@@ -795,9 +791,8 @@ class Desk:
             self._poll_s = config.CLAIM_POLL_S.read()
             self._poll_at = now + self._poll_s
             self.look(promote=True)
-        asks = [self._retry_at, *(own.unsure_at for own in self.queues)]
-        if self._aside:
-            asks.append(self._aside_at)
+        aside_at = self._aside_at if self._aside else math.inf
+        asks = [self._retry_at, aside_at, *(own.unsure_at for own in self.queues)]
         if now >= min(asks):
             self._ring()
         due = [self._poll_at, self.exit_by, *(at for at in asks if at > now)]
@@ -857,10 +852,6 @@ class Desk:
         given = {"error": failure.reason, "seconds": now - job.started, "detail": detail}
         make = functools.partial(record.end_by_guard, job.lease, failure.event, **given)
         self.decide(job, failure.reason, make, code=failure.code)
-
-
-def _ignore(_: object) -> None:
-    return
 
 
 def _sqlstate(error: Exception) -> str:

@@ -86,7 +86,7 @@ class LeaseEnd(Guard):
 
     def beat(self, now: float) -> None:
         """Note that the lease was renewed by a statement sent at `now`."""
-        self.ends = now + self._lease_s
+        self.ends = max(self.ends, now + self._lease_s)
 
     def check(self, now: float) -> Failure | None:
         if now < self.ends - min(self.MARGIN_S, self._lease_s / 4):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 Reports: TypeAlias = "Mapping[claimed_job.ClaimedJob, str | None]"
 """The progress of jobs as JSON texts."""
+Held: TypeAlias = "Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]]"
 AGAIN_S: Final = 1.0
 """Seconds until the next try after another session had locked a row."""
 AGAIN: Final = 1 / 16
@@ -237,7 +238,8 @@ class Leases:
                     self._desk.lose(job)
                 continue
             if row.renewed:
-                job.renew(sent)
+                job.lease_end.beat(sent)
+                job.renewed = sent
             else:
                 again_s = min(AGAIN_S, AGAIN * job.queue.who.lease_s)
                 self._renew_at = min(self._renew_at, self._now() + again_s)
@@ -375,11 +377,7 @@ class Leases:
         return _request(job_logs.store(logs), what, failed=failed)
 
 
-def _renewals(
-    held: Sequence[tuple[queue_state.Queue, Sequence[claimed_job.ClaimedJob]]],
-    reports: Reports,
-    now_fn: NowFn,
-) -> db.Script[list[claims.Renewal]]:
+def _renewals(held: Held, reports: Reports, now_fn: NowFn) -> db.Script[list[claims.Renewal]]:
     """Renew the leases of jobs, with their progress.
 
     If the statement fails because of a row, each lease is renewed by a statement of its own, so
@@ -404,7 +402,7 @@ def _renewals(
                     _log.warning(what, job.id, str(refusal).strip())
                     renewed = [claims.Renewal(job.id, job.lease.claim_no, False, renewed=False)]
                 if any(each.renewed for each in renewed):
-                    job.renew(sent)
+                    job.lease_end.beat(sent)
                 found += renewed
     return found
 
