@@ -2634,7 +2634,7 @@ BEGIN
         IF v_waits AND p_new.claim_no = p_old.claim_no THEN
             RETURN NULL;  -- a plain UPDATE, which knows no limits
         ELSIF v_waits AND (p_old.admitted_at IS NULL OR v_paused OR v_rated AND p_old.admitted_at > now()) THEN
-            -- The last case: this transaction is older than the one that found room; its start would be too early.
+            -- The last condition: now() of this older transaction is before the time for which room was found.
             p_new := p_old;
             p_new.blocked_reason := 'limited';
             p_new.admitted_at := NULL;
@@ -4352,7 +4352,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF p_done <> '{}' OR p_failed <> '{}' THEN
-        -- By their places, which a look-up for each key finds: a join may read all items of the map.
+        -- Find each item by its key first, then update by ctid: a join may read all items of the map.
         WITH ended AS (
             UPDATE workflow_map_items i
                SET state = CASE WHEN p_failed ? i.key THEN 'failed' ELSE 'done' END,

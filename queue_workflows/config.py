@@ -217,7 +217,7 @@ OUTPUTS_DIR = Knob("OUTPUTS_DIR", "", "path",
     "folder of the runs that name no `out_dir`, one folder each; empty: `runs` in the first of "
     "OUT_ROOTS, else `outputs` in the user's data folder")
 ON_FAILED = Knob("ON_FAILED", "", "command",
-    "what a scheduler runs for a failure, with the alert as JSON on stdin (docs/alerts.md)")
+    "command that a scheduler runs for a failure; its stdin is the alert as JSON (docs/alerts.md)")
 DISABLE_HW_METRICS = Knob("DISABLE_HW_METRICS", False, "flag",
     "set and non-empty: no hardware samples")
 DISABLE_WORKER_HEARTBEAT = Knob("DISABLE_WORKER_HEARTBEAT", False, "flag",
@@ -594,7 +594,7 @@ def register_input_widget(name: str, build_spec: WidgetSpec) -> None:
 
 
 def set_builtin_model_registrar(registrar: Callable[[], None]) -> None:
-    """Set a function that registers models, called if none is registered, perhaps repeatedly."""
+    """Set a function that registers models. It may be called repeatedly, while there are none."""
     _config.builtin_model_registrar = registrar
 
 

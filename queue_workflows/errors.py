@@ -55,7 +55,7 @@ class EmbeddedUnavailable(QueueWorkflowsError, RuntimeError):
 
 
 class MissingExtra(QueueWorkflowsError, ImportError):
-    """The call needs an optional dependency. Install it by the pip command of the text."""
+    """The call needs an optional dependency. Run the pip command of the message."""
 
 
 class UnknownQueue(QueueWorkflowsError, ValueError):
@@ -75,7 +75,7 @@ class UnknownWorker(QueueWorkflowsError, LookupError):
 
 
 class UnknownModel(_Missing):
-    """The registry does not have the model id. Register the model, or use an id of the text."""
+    """The registry does not have the model id. Register it, or use an id that the message lists."""
 
 
 class UnknownJob(_Missing):
@@ -274,7 +274,7 @@ class WaitTimeout(QueueWorkflowsError, TimeoutError):
 
 
 class DataLossRefused(QueueWorkflowsError, RuntimeError):
-    """A downgrade would drop the rows or values of the text. Save them, or allow the data loss."""
+    """A downgrade would drop the rows or values that the message lists. Save them, or allow it."""
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:

@@ -91,7 +91,7 @@ def signature(error: str) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _message(given: str) -> str:
-    """Return a message in one line, with the parts replaced that differ."""
+    """Return a message in one line, its variable parts (ids, numbers, names) replaced."""
     text = " ".join(unicodedata.normalize("NFC", given).split())
     return _LISTED.sub(r"\1, …", _DIFFERS.sub(_stand_in, text))
 

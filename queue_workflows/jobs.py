@@ -80,7 +80,7 @@ def enqueue(
 ) -> JobId:
     """Queue one ingest job and return its id. `types.JobOptions` explains the options.
 
-    Options default to the task's own, and the priority then to 100. If a job already has the
+    Options default to the task's own; the default priority is 100. If a job already has the
     `idempotency_key`, its id is returned, with `created` False. With `conn` (psycopg, SQLAlchemy,
     Django), join its transaction. Raises before any write: `UnknownQueue`, `UnknownTask`,
     `InvalidJob`, `ArgsRefused`, `InvalidPayload`, `IdempotencyClash` (all ValueErrors),

@@ -119,7 +119,7 @@ class NodePool:
             now = self._now()
             self._call_others(wake)
             kinds = {text for channel, text in wake.notified if channel == CHANNEL}
-            # Before the check, which does not look for sent events. After a reconnect, any may be.
+            # The check below does not look for sent events. A reconnect may have missed some.
             if "sent" in kinds or wake.reason == "connected":
                 self._maintenance.wake("events")
             if "left" in kinds:

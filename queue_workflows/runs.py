@@ -124,8 +124,8 @@ def submit_once(
     given = json.loads(_encode(inputs or {}, "inputs"))
     if (found["workflow_name"], found["context"]) != (workflow_name, given):
         raise errors.IdempotencyClash(
-            f"idempotency key {key!r:.80} is that of run {run_id}, which has another workflow or "
-            "inputs: use a key of its own for each run",
+            f"idempotency key {key!r:.80} belongs to run {run_id}, which has another workflow or "
+            "other inputs; use a separate key for each run",
             run_id,
         )
     return found, False
@@ -606,7 +606,7 @@ class _Again:
         self._add_around(of, above)
 
     def _add_following(self, of: graph.Graph, prefix: str, start: Iterable[str]) -> None:
-        """Add nodes and all nodes that depend on them; the ids follow after `prefix`."""
+        """Add nodes and all nodes that depend on them, each id with `prefix` in front."""
         todo = builtins.list(start)
         found = set(todo)
         while todo:

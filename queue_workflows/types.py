@@ -1,6 +1,6 @@
 """Define types that every layer shares: states, rows, keywords of public functions, callables.
 
-Its length: each column of the rows is a line. A test compares them with the database.
+It is long since each column of a row has a line. A test compares them with the database.
 """
 
 from __future__ import annotations

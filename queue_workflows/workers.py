@@ -101,7 +101,7 @@ def _state(row: Row) -> str:
 
 
 def _throttle(row: Row) -> str | None:
-    """Return the full memory for which a worker waits, as it reported."""
+    """Return the name of the full memory that delays a worker, as it reported it, or None."""
     if row["state"] not in ("idle", "busy", "throttled"):
         return None
     return stored_json.text(stored_json.mapping(row["detail"]).get("throttle"))

@@ -89,7 +89,7 @@ def names_to_show(conn: db.Connection, run_id: str, *, most: int, some: int) -> 
     """Return the ids of the nodes that a person wants to see first.
 
     These are the nodes that run, wait for an answer or failed, and the nodes of the graph outside
-    of loops. If there are more than `most`, only the first `some` of the first kind.
+    of loops. If there are more than `most`, returns only the first `some` of the former.
     """
     graph = stored_graph.graph_nodes(statements.runs.definition(conn, run_id=run_id))
     active = statements.history_rows.active_nodes(conn, run_id=run_id, limit=most + 1)

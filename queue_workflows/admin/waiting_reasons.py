@@ -610,11 +610,11 @@ def _of_gpu(places: _Places, row: Row, worker: Row) -> tuple[str, str]:
     own, chosen, why = row["required_model"] or "", choice["model"], choice["why"]
     reason = _REASONS.get(why, why)
     if chosen == own and choice["seq"] == row["seq"]:
-        return "next", f"it is what the worker takes next ({reason})"
+        return "next", f"the worker takes it next ({reason})"
     if held := stored_json.mapping(choice["held"]).get(own):
         hosts = ", ".join(held["holders"])
         reach, load = (display.number(held[name], ".0f") for name in ("reach_s", "load_s"))
-        return "left", f"left to {hosts}, free for it in {reach} s; a load takes {load} s here"
+        return "left", f"left to {hosts}, which can run it in {reach} s; a load here takes {load} s"
     if chosen is None:
         return "left", "the waiting jobs are left to workers that have their models loaded"
     better = choice["band"] is not None and choice["band"] < row["priority"]

@@ -212,12 +212,12 @@ class Sender:
 
 
 def take(conn: db.Connection, *, app: str) -> Taken | None:
-    """Claim the next failures for a sender of `app`.
+    """Claim the next failures for a sender of `app`. Failures over MAX_AGE_S old are deleted.
 
-    None if no failure waits, the limit is reached, or another sender is here at the same time.
+    Returns None if no failure waits, the limit is reached, or another sender claims right now.
 
-    While more failures wait than calls are left, the last of the PER_MINUTE calls takes all of
-    them. Then nothing is sent for a minute. Failures over MAX_AGE_S old are deleted.
+    A sender makes up to PER_MINUTE calls a minute, each with one failure. If several failures
+    wait for the last of these calls, it takes all of them, and the next call is a minute later.
     """
     alerts = statements.failure_alerts
     if not alerts.pending(conn) or alerts.lock(conn) is None:

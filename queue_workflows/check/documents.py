@@ -188,7 +188,7 @@ def _node(node: Mapping[str, Any], at: str) -> Iterator[Finding]:
         what, remedy = f"unknown queue {queue!r}", "a node runs on cpu, or with gpu: true on gpu"
         if queue in ("cpu", "gpu"):
             what = f"'queue': {queue!r} is not read"
-            remedy = "gpu: true puts a node on gpu; cpu is the other"
+            remedy = "gpu: true puts a node on gpu; without it the node runs on cpu"
         yield findings.error(at, what, remedy)
 
 

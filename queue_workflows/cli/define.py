@@ -146,7 +146,7 @@ def _fields(
 
     Those of the route's path are arguments. `limit` is left out, as the size of a page over HTTP.
     """
-    from queue_workflows.requests import request  # late, as most commands have no operation
+    from queue_workflows.requests import request  # late: few commands have an operation
 
     placed, hints = request.placed(operation), typing.get_type_hints(operation)
     found: list[tuple[str, Any, Any, str]] = []

@@ -30,8 +30,8 @@ def submit(
 ) -> Run:  # fmt: skip
     """Insert a run and return its row. Raises `InvalidPayload` before any write.
 
-    Without `out_dir` it gets a folder of its own here, named by its id, if this command `serves`
-    it. Others that serve it may run as another user or elsewhere, and choose a folder themselves.
+    Without `out_dir`, and if this command `serves` it, the run gets a folder here, named by its id.
+    Other workers may run as another user or elsewhere, so the orchestrator then chooses the folder.
     """
     run_id = str(uuid.uuid4())
     if out_dir is None and serves:
@@ -109,7 +109,7 @@ class _Progress:
     """Whether the run is in the database."""
 
     def stops(self) -> str:
-        """Return what the first Ctrl-C stops."""
+        """Return the sentence that says how far the first Ctrl-C stops this command."""
         is_view = self.queued and not self.started
         return command.STOPS_VIEW.format("the run") if is_view else command.STOPS_WORK
 

@@ -18,9 +18,9 @@ from queue_workflows.runtime import app_loading, display, exit_codes, signals, s
 from queue_workflows.types import Row
 
 PATIENCE_S = 2.0
-"""Age in seconds at which a queued run counts as not started (it takes 2 s)."""
+"""A run that has been queued for more seconds than this is shown as not started."""
 PARTITIONS = 5_000
-"""Partitions with settings of which the paused ones are listed."""
+"""The most partitions with settings that are read to find the paused ones."""
 
 
 @define.command("status", reads=False)
@@ -295,12 +295,12 @@ _asking(
     "load",
     "The model's id.",
     "Load a model, between two jobs of each worker.\n\n"
-    "Exit code 0: all did it, 1: one failed, refused or died, 130: left by Ctrl-C.",
+    "Exit code 0: all workers succeeded, 1: one failed, refused or died, 130: Ctrl-C.",
 )
 _asking(
     "unload",
     "Its id; default: the loaded model.",
-    "Unload a model, between two jobs of each worker; the exit codes are those of `load`.",
+    "Unload a model, between two jobs of each worker. Exit codes are as for `load`.",
 )
 
 

@@ -164,7 +164,7 @@ def place_text(attempt: JsonDict) -> str:
 def attempt_text(attempt: JsonDict) -> str:
     """Return `09:12:01.250 gpu-1 pid 77, waited 0.1 s, ran 2.0 s, failed: ValueError: ...`.
 
-    Of an attempt that was handed back, the reason stands in place of an error.
+    If the attempt was handed back, the text has the reason instead of an error.
     """
     trips = [e["event_type"] for e in attempt["events"] if e["event_type"].endswith("_trip")]
     outcome: str = attempt["outcome"]

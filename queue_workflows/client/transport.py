@@ -167,7 +167,7 @@ class Parser:
         """How long to wait before the stream is opened again."""
 
     def feed(self, received: bytes) -> Iterator[Event]:
-        """Yield the events that are complete now. Raises `ServiceFailed` for one of any length."""
+        """Yield the events that are complete now. Raises `ServiceFailed` for one over MAX_BYTES."""
         self._buffer += received
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -296,9 +296,9 @@ _STATUSES: Final[Mapping[int, type[errors.QueueWorkflowsError]]] = {
 
 
 def of_response(response: httpx.Response) -> errors.QueueWorkflowsError:
-    """Return the error that a response reports; its body was read.
+    """Return the error that a response reports. The caller has read its body.
 
-    The class is that which the service raised, if the response names it, else one by the status.
+    If the response names the class that the service raised, use it; else choose by the status.
     """
     document = _document(response)
     given = str(document.get("detail") or document.get("title") or response.reason_phrase)

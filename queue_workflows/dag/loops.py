@@ -21,7 +21,7 @@ class Round(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """The rounds of a loop; if `must`, the run fails unless `until` holds at last."""
+    """The rounds of a loop; if `must`, the run fails unless `until` holds after the last one."""
 
     id: str
     rounds: Sequence[Round]
@@ -138,8 +138,8 @@ def _filled(given: dict[str, Any], heads: Mapping[str, Any], where: str) -> Any:
         return cast("Any", place)
     if refs.has_refs(place):
         raise errors.InvalidWorkflow(
-            f"{where}: 'start' is made of several values, and {path!r:.120} is a part of it: let a "
-            "node return the start"
+            f"{where}: 'start' is made of several values, so its part {path!r:.120} is unknown: "
+            "let a node return the start"
         )
     found, reason = refs.attempt(given, {head: place}, refs.resolve_ref)
     if reason is not None:

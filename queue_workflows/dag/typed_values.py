@@ -120,7 +120,7 @@ def _name(kind: Any) -> str:
 
 
 def is_record(kind: Any) -> bool:
-    """Return whether it stands for a whole dict: a model (`model_validate`) or a dataclass."""
+    """Return whether the type is a model (it has `model_validate`) or a dataclass."""
     return isinstance(kind, type) and (
         hasattr(kind, "model_validate") or dataclasses.is_dataclass(kind)
     )
@@ -259,7 +259,7 @@ def _of_class(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, Unread):
         raise errors.ArgsRefused(f"{where}: {unfit(kind)}")
     if kind is Any or not isinstance(kind, type):
-        return value  # a type variable takes any, too
+        return value  # a type variable accepts any value, too
     if hasattr(kind, "model_validate"):
         return cast("Any", kind).model_validate(value)
     if issubclass(kind, _TEXTS):

@@ -671,7 +671,7 @@ class _EventExports:
     """Note that all events up to these are exported. No row: another process has the export.
     Columns: name."""
     last_ids: _EventExportsLastIds
-    """Return the last event ids that were drawn, by whichever transaction.
+    """Return the last event ids that any transaction has taken, committed or not.
     Columns: node_event, ingest_event."""
     transactions: _EventExportsTransactions
     """Return the transactions that run now, but for this one; prepared ones are among them. Each
@@ -737,10 +737,10 @@ class _Events:
     is lost. The time of the first call counts. A wait that is over is only read.
     Columns: state, output."""
     suspend: Mapping[str, _EventsSuspend]
-    """Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
-    the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.
-    For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
-    limit of its partition then. It is cancelled instead if it must end. No row: the claim is lost."""
+    """Give up the claim of a job whose handler waits, without counting an attempt. The job is delayed until
+    its first wait is due, at most `longest_s`, or for a second if a wait has ended meanwhile. Then only
+    workers of its host may claim it for `keep_s`, unless it has to wait for a lock key or a partition.
+    If the job must end, it is cancelled instead. Returns no row if the claim is lost."""
 
 events: _Events
 
@@ -907,10 +907,10 @@ class _Handback:
     is no such job.
     Columns: times, age_s, workers, known, others, keep_for."""
     waiting_unknown: _HandbackWaitingUnknown
-    """Return the nodes that workers have handed back because they do not know them, by queue and node
-    module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
-    `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
-    Only jobs with an error are examined: such a hand-back stores one, and the next claim removes it.
+    """Return the nodes that workers have handed back because they do not know them. A row has the queue,
+    the node module, the number of jobs, and one of their runs. Reads the first 10,000 jobs that are due
+    within `within_s` seconds, and the first job of each queue in the order of claims. Examines only jobs
+    with an error, since such a hand-back stores one, which the next claim removes.
     Columns: queue, node_module, n, run_id."""
 
 handback: _Handback
@@ -1503,13 +1503,13 @@ class _Maps:
     """Return the items of a map that were opened and have not ended.
     Columns: key, item, error."""
     items: _MapsItems
-    """Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
+    """Return the items of a map with these keys. LIMIT 1 forces one look-up per key; a join may read the whole map.
     Columns: key, item, error."""
     keys_like: _MapsKeysLike
-    """Return keys of about the length of this one, of a map, or of all maps of a run, for a hint.
+    """Return keys of a map, or of all maps of a run, that are about as long as `key`, for a hint.
     Columns: key."""
     note_errors: _MapsNoteErrors
-    """Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
+    """Store why items fail that wait for their open nodes. It updates by ctid, as queue_workflows_step_map.
     `errors` has them by key. An item that has an error keeps it; one that has ended is left alone."""
     failed_items: _MapsFailedItems
     """Return the first items of a map that failed, with their errors.
@@ -1604,8 +1604,8 @@ class _Metrics:
     walks an index that has only such jobs.
     Columns: queue, why, n."""
     oldest_nodes: _MetricsOldestNodes
-    """Return the age of the oldest node job of each queue that nothing holds back. It walks from version to version and
-    from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
+    """For each queue, return the age of its oldest node job that is not blocked. The statement steps from version to version
+    and from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
     Columns: queue, age_s."""
     oldest_ingest: _MetricsOldestIngest
     """Return for each queue the age of the oldest ingest job that is not blocked. It reads one job for
@@ -1746,8 +1746,8 @@ class _Models:
     log_without_model: _ModelsLogWithoutModel
     """Write an event into the history of the first 100 waiting gpu jobs that require no model."""
     flagged: _ModelsFlagged
-    """Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
-    the reason of now, each with its number of waiting jobs, up to 10,000.
+    """Return the flagged models that still no live worker takes, with the present reason and the number
+    of waiting jobs of each, up to 10,000. The model NULL stands for jobs without a model.
     Columns: model, reason, detail, since, jobs."""
     request: _ModelsRequest
     """Write an operator's request to load or unload a model, for all workers of a host (worker
@@ -1830,8 +1830,8 @@ class _Nodes:
     of_run: _NodesOfRun
     """Return all jobs of a run, the oldest first."""
     among: _NodesAmong
-    """Return which of these nodes have a job with one of these statuses, by a look-up per node. LIMIT 1
-    keeps it one: without statistics, PostgreSQL 15 reads all rows of the run instead."""
+    """Of these nodes, return the ones whose job has such a status. LIMIT 1 makes PostgreSQL look up each
+    node by itself. Without statistics, PostgreSQL 15 would read all rows of the run instead."""
     all_done: _NodesAllDone
     """Return every completed or skipped node of a run."""
     context: _NodesContext
@@ -2245,10 +2245,10 @@ class _Permissions:
     schema in which it may not create.
     Columns: right, kind, name."""
     excessive: _PermissionsExcessive
-    """Return the rights past reading that this role has and does not need, and who was granted each:
+    """Return the rights other than SELECT that this role has and does not need, and the grantee of each:
     this role, PUBLIC, or a role that this one is a member of. `allowed` are the columns that it
-    inserts, as `table.column`, `filled` their tables. Nothing is returned for the owner of an
-    object and for a superuser: nothing can be taken from them.
+    inserts, as `table.column`; `filled` are their tables. The owner of an object and a superuser get
+    no row, since their rights cannot be revoked.
     Columns: right, kind, name, grantee."""
     submitters: _PermissionsSubmitters
     """Return at most 10 roles that may insert runs and neither own the tables nor work on jobs,
@@ -2432,8 +2432,8 @@ class _Recovery:
     nothing is counted. `worker`: the worker that reports the crash, or NULL. A claim without a row
     is lost."""
     count_lapse: Mapping[str, _RecoveryCountLapse]
-    """Take running jobs, which the caller has locked, from their workers and count a lapse of each, in
-    a row, as `count_crash` counts crashes: nobody knows what ended them."""
+    """Take running jobs, which the caller has locked, from their workers. Count a lapse of each, in a
+    row, as `count_crash` counts crashes. The cause of a lapse is unknown."""
     requeue: Mapping[str, _RecoveryRequeue]
     """Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
     again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is

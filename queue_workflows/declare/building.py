@@ -346,7 +346,7 @@ def step_name(workflow: str) -> str:
 
 
 def _free(wanted: str | None, name: str, taken: dict[str, Any], where: str, noun: str) -> str:
-    """Return the requested id, else the name, numbered from the second one on."""
+    """Return the requested id; without one the name, with a number if it is taken: `name-2`."""
     chosen = name if wanted is None else wanted
     if "." in str(chosen):
         raise errors.InvalidWorkflow(

@@ -114,7 +114,7 @@ def draw_run(out: Path = OFFERED) -> Path:
 
 @workflow
 def picture_book(folder: Path | None) -> None:
-    """Make a picture book of the texts in a folder; None: of the samples."""
+    """Make a picture book of the texts in a folder, or of the sample texts if None."""
     collected = collect.options("collect")(folder)
     colours = fetch_colours.options("colours")()
     paintings = {

@@ -73,7 +73,7 @@ def answer_delta(job: Row, value: Any) -> str:
     what = f"answer to {job['node_id']!r}"
     if isinstance(value, Unreadable):
         raise errors.UnreadableRow(f"{what} cannot be read: {value.reason}")
-    # As it is stored: a question knows the types of JSON only.
+    # Check the value as JSON stores it, since a question only knows the types of JSON.
     value = answers.decoded(job.get("input_spec"), payload.plain(value, what))
     try:
         answers.check_type(job.get("input_spec"), value, what)

@@ -104,7 +104,7 @@ class Exporter:
         self.close()
 
     def close(self) -> None:
-        """Free its connection and its sink, of an export that does not run."""
+        """Close the connection and the sink of an export that is not running."""
         self._dedicated.close()
         self._sink.close()
 

@@ -42,7 +42,7 @@ TEXT_LIMIT: Final = 2000
 
 
 class Sink:
-    """Takes exported rows; raises if it could not, and then gets them again."""
+    """Receives exported rows. If a method raises, the exporter sends the same rows again."""
 
     wants_attempts = False
     wants_events = False

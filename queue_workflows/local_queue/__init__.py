@@ -22,7 +22,7 @@ logging.getLogger("queue_workflows.local_queue").addFilter(logs.escape_arguments
 
 
 def __getattr__(name: str) -> Any:
-    if name == "IngestPlan":  # only it needs the engine
+    if name == "IngestPlan":  # late, since only this class imports the engine
         from queue_workflows.local_queue import ingest_plan
 
         return ingest_plan.IngestPlan

@@ -76,9 +76,9 @@ class ClaimingPlan(ExecutionPlan, Protocol):
         """Give back every claim and end; called once, after the last job."""
 
     def call(self, job: job_queue.Job, execute: Callable[[job_queue.Job], Any] | None, /) -> Any:
-        """Run a job, by its registered task without `execute`; return its result.
+        """Run a job by `execute`, or by its registered task if None; return its result.
 
-        Raises what `mark_failed` will get.
+        `mark_failed` gets the error that this raises.
         """
 
     def give_back(self, job: job_queue.Job, reason: str, /) -> None:

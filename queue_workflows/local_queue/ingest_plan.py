@@ -339,10 +339,10 @@ class IngestPlan(execution_plan.ClaimingPlan):
     """The jobs of one ingest queue, for the `JobQueueManager` of this process.
 
     Any number of such processes and of ordinary workers may serve the queue. Each job is claimed,
-    renewed, fenced and recorded as a worker does it; its own attempts, delays and time-outs count,
-    not those of the manager. `limit`: claims at once, by default the manager's workers. `lease_s`:
-    seconds. `on_exit` ends the process after an OFF by policy `hard`; None: the process stays, and
-    only the jobs are handed back. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
+    renewed, fenced and recorded as by a worker; the job's attempts, delays and time-outs count, the
+    manager's do not. `limit`: claims at once, by default the manager's workers. `lease_s`: seconds.
+    `on_exit` ends the process after an OFF by policy `hard`; if None, the process goes on, and only
+    the jobs are handed back. Raises `UnknownQueue` and `InvalidConfig` (both ValueErrors).
     """
 
     def __init__(

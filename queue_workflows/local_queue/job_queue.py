@@ -78,9 +78,9 @@ class JobQueue:
         """Who has paused it: the app, and the manager while memory is full."""
         self._closed = False
         self._refused: dict[str, tuple[float, Literal["processed", "waits"]]] = {}
-        """Until when a job is refused that is not here, and why."""
+        """For each refused job: until when the queue refuses it, and why."""
         self._ends: list[tuple[float, str]] = []
-        """A heap of these times; one that was replaced, or whose job came again, is here too."""
+        """A heap of these times. It may also have times that `_refused` no longer has."""
 
     def add(self, job: Job, *, force: bool = False) -> Refusal | None:
         """Add a job at the end; return None, or why it is refused.

@@ -372,9 +372,9 @@ _RANGES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
 def read_settings(
     workers: int | None, single_job: bool | None, *given: Any
 ) -> worker_threads.Settings:
-    """Return the settings, with the knobs for what is None; `given` are the fields that follow.
+    """Return the settings; `given` are the fields after these two. A knob replaces each None.
 
-    Raises `InvalidConfig` that names a value out of range.
+    Raises `InvalidConfig`, which names the value, if one is out of range.
     """
     if workers is None:
         workers = _default_workers()

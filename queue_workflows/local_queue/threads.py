@@ -26,7 +26,7 @@ REPEAT_S = 1.0
 STOPPED = "the queue was stopped"
 DIED = "its thread has died"
 LEAST_SNOOZE_S = 1.0
-"""The shortest wait of a `Snooze`, as of a job in the database."""
+"""The shortest wait of a `Snooze`, the same as for a job in the database."""
 ERROR_CHARS = 2000
 QUEUE = "local"
 """What `current_job().queue` returns."""

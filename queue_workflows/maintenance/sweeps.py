@@ -256,7 +256,7 @@ def _expire(conn: db.Connection, job: Row) -> None:
         ended = end(conn, job=job["id"], result=default, by="timeout")
     else:
         ended = statements.input_timeouts.fail_node(conn, job=job["id"], error=error)
-    if ended is not None:  # else the first answer has won
+    if ended is not None:  # if None, an answer came first
         effect = "takes its default" if default is not None else "fails"
         name = f"node {job['node_id']} of run {job['run_id']}"
         _log.warning("%s: %s; it %s", name, error, effect, extra=log_context.ids_of_job(job))

@@ -332,7 +332,7 @@ class RetryJob(_Act, _Status):
 class CancelJobs(_Many):
     """Cancel jobs; return for each `id`, `outcome`, `status` before, and `reason` of a refusal.
 
-    `outcome`: `cancelled`, `asked to stop`, `refused`, `unknown`. A node's job takes its run along.
+    `outcome`: `cancelled`, `asked to stop`, `refused`, `unknown`. A node's run ends, too.
     """
 
 
@@ -453,8 +453,8 @@ class GetRun(RowOrNone):
 class WaitForRun(Row):
     """Return a run once it is completed, failed or cancelled.
 
-    Raises `UnknownJob`, and `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for
-    ever.
+    Raises `UnknownJob`, and `WaitTimeout` (a TimeoutError) after `timeout_s`; None stands for
+    no limit.
     """
 
     run_id: RunId
@@ -827,11 +827,11 @@ class ListActs(Pages[JsonDict]):
 
 @operation("GET events", name="stream", refuses=(410,))
 class FollowEvents(Stream[Event]):
-    """Yield changes of jobs and runs from now on, or from those behind `last_event_id`.
+    """Yield changes of jobs and runs from now on, or all after `last_event_id`.
     Each has an id, the kind `job` or `run`, and JSON data.
 
-    Ends never by itself: an interrupted stream is resumed, without a gap and without repeating
-    what was yielded. Raises `EventsLost` if too much happened meanwhile, `ServiceUnavailable`
+    The stream never ends by itself. An interrupted one is resumed, without a gap and without
+    repeating a change. Raises `EventsLost` if too much happened meanwhile, `ServiceUnavailable`
     if the service cannot be reached `retries` times in a row.
     """
 

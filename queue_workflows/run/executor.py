@@ -77,7 +77,7 @@ class Executor:
         self.signals: set[int] = set()
         """The signals to end it that were requested."""
         self.unsent_signals: list[int] = []
-        """Those that the launcher does not know of yet, as before it has forked this executor."""
+        """Requested signals that the launcher has not got yet, as before it forks this executor."""
         self.killed_for = ""
         self.drains = 0
         """How often it asked the worker to read its output."""

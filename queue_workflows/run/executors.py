@@ -228,7 +228,7 @@ class Executors:
         place.announcing += 1
 
     def announce(self, place: Executor, key: int, rows: bytes | None) -> None:
-        """Let the app's hook be called for a recorded job; without `rows`, only drop its value."""
+        """Have the app's hook called for a recorded job; without `rows`, only drop its value."""
         if place.packet is None:
             body = b"" if rows is None or len(rows) > wire.MAX_BYTES else rows
             self._send(place, wire.frame(wire.ANNOUNCE, key, body))

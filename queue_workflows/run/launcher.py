@@ -242,7 +242,7 @@ def main(
         # Exit functions registered so far are the worker's. multiprocessing does this too.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         print_by_lines()
-        importlib.import_module("queue_workflows.run.async_jobs")  # late, as no worker needs it
+        importlib.import_module("queue_workflows.run.async_jobs")  # workers do not need it
         _Launcher(end, app, deadline, late=late).serve()
     except ConnectionError:
         os._exit(0)

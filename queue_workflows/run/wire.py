@@ -94,7 +94,7 @@ _MEMBERS: Final[dict[int, dict[Any, tuple[type, ...]]]] = {
     EVENT: {0: _TEXT, 1: _NUMBER + _NONE},
     READY: {"text": _TEXT},
 }  # fmt: skip
-"""The types of members of bodies, which are checked as a handler may write into the channel."""
+"""The types of the members of bodies. They are checked, as a handler may write to the channel."""
 _BOUNDED: Final = ("no", "seconds", "load_s", "held_s", "vram_gb")
 """Members that must be at least 0, finite, and small enough for a header."""
 _ENDS: Final = frozenset({"failed", "parked", "cancelled", "snoozed", "waiting"})

@@ -24,7 +24,7 @@ LIMIT = 200
 DEPTH = 220
 """Levels of a printed JSON value. The loader of rows refuses more than 200."""
 _SHORT_DEPTH = 20
-"""Levels of a JSON value that is printed on one line."""
+"""How deep a JSON value may be nested that is printed on one line."""
 _MASKED = 10_000
 """Characters after a cut that are masked too, as masks are short and may bring them into view."""
 _BEGUN = re.compile(r"(?:://|\bbearer\s)\S*$", re.IGNORECASE)

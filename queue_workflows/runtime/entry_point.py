@@ -39,8 +39,8 @@ REMOVED: Mapping[str, str] = dict.fromkeys(
 ) | {
     "AUDIT_LOG_FILE_NAME": "name the file in AUDIT_LOG_PATH",
     "DB_CONNECT_TIMEOUT_S": "set connect_timeout in the DSN",
-    "DB_ENGINE_POOL_MAX": "only PG_POOL_SIZE of `serve` changes the pool",
-    "DB_POOL_RECYCLE_S": "only PG_POOL_RECYCLE of `serve` changes the age of connections",
+    "DB_ENGINE_POOL_MAX": "the value is fixed now, except in `serve`, where PG_POOL_SIZE sets it",
+    "DB_POOL_RECYCLE_S": "the value is fixed now, except in `serve`, where PG_POOL_RECYCLE sets it",
     "DEBUG": "use the option --debug; only `serve` still reads it",
     "DISABLE_BOOT_KICK": "declare a `Schedule` instead of a `ScheduleEntry`",
     "DISPATCH_POLL_S": "set CLAIM_POLL_S",

@@ -58,7 +58,7 @@ _OPTION = re.compile(
 """An option of a command, also in a list of arguments. In a sentence, a word follows its name."""
 _PEM = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|$)", re.DOTALL)
 _OBJECT = re.compile(r"\b(?:workflow|pipeline|step|node|task|schedule|queue|model|map|item) $")
-"""The text before the quoted name of an object, after which a colon begins a message about it."""
+"""Text before an object's quoted name. A colon after the name begins a message, not a secret."""
 _PLACEHOLDERS = frozenset({"...", "\N{HORIZONTAL ELLIPSIS}"})
 _REFUSED = re.compile(r", not (?=\S)")
 """The text between an expected type and a refused value."""

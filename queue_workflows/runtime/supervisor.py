@@ -144,7 +144,7 @@ def _be_forked(
         kernel.die_with(parent, signal.SIGTERM)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # The first drops a Ctrl-C that came before `setsid`, and is for the parent.
+        # SIG_IGN drops a Ctrl-C from before `setsid`, which was meant for the parent.
         for action in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGINT, action)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -173,7 +173,7 @@ BACKOFF_MAX_S = 30.0
 """Longest wait before a restart, and so until a fleet recovers after the cause is gone."""
 HEALTHY_AFTER_S = 30.0
 STARTED_AFTER_S = 5.0
-"""A child that lived so long counts as started; perhaps a job has ended it, not its own fault."""
+"""A child that lived so long counts as started; a job may have caused its end."""
 DOWN_SHARE = 0.25
 """A started child waits for at most this share of its life before its restart."""
 

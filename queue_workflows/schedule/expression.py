@@ -36,7 +36,7 @@ _FIELDS = (
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
 _NO_ZONES = ("localtime", "posixrules", "Factory")
-"""Files next to the zones that name no zone, or another one on each machine."""
+"""Files in the folder of zones that are not a zone, or a different one on each machine."""
 _NO_FOLDERS = ("posix/", "right/")
 """Copies of the zones. The ones in `right` count leap seconds, which clocks here do not."""
 _WIDEN = 8
@@ -47,7 +47,7 @@ _LAST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 
 class Occurrence(NamedTuple):
-    """A fire, or a local time that a change of the clock swallows; `note`: what is special."""
+    """An instant that fires, or a local time that a clock change skips; `note` explains it."""
 
     at: datetime
     note: str | None = None

@@ -50,7 +50,7 @@ def build(settings: service_settings.Settings, *, upkeep: bool = True) -> fastap
 
 
 def _mount_pages(made: fastapi.FastAPI, service: state.Service, known: tokens.Tokens) -> None:
-    """Mount the dashboard, or a sentence about its extra."""
+    """Mount the dashboard, or a page with the pip command if its extra is not installed."""
     try:
         from queue_workflows.service import dashboard
     except ModuleNotFoundError as error:

@@ -172,7 +172,7 @@ class Guard:
 
     def _access(self, request: request_parts.Request) -> Response | None:
         if request.is_page and self._settings.app_dashboard:
-            request.scope["queue_workflows.scope"] = "look"  # its session decides on more
+            request.scope["queue_workflows.scope"] = "look"  # its session may allow more
             return None
         kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         found = self._tokens.scope_of(given.strip()) if kind.lower() == b"bearer" else None

@@ -84,9 +84,9 @@ class Request(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Return the kind of which so many are served at once; a stream and a viewer may stay open.
+        """Return the kind of the request. Each kind has its own limit of requests at once.
 
-        Pages count apart, as anybody may send a form to the login, and slowly.
+        Streams and viewers stay open for long. Anyone may send the form of the login page slowly.
         """
         if self.method == "GET" and STREAMS.fullmatch(self.path) is not None:
             return "viewer" if self.is_page else "stream"

@@ -80,7 +80,7 @@ class Settings(pydantic_settings.BaseSettings):
     app_max_requests: int = Field(
         100, ge=1, le=10_000, description="requests at once, and as many to the dashboard"
     )
-    app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls, streams at once")
+    app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls and streams at once")
     app_max_viewers: int = Field(
         200, ge=1, le=10_000, description="browsers whose dashboard follows changes, at once"
     )
@@ -367,6 +367,6 @@ def check_app(found: Settings) -> None:
         )
     if not config.get_config().ingest_task_map:
         raise errors.InvalidConfig(
-            f"app {config.get_config().app} registers no ingest task, and WORKERS_JSON names "
-            "queues: register_ingest_task()"
+            f"WORKERS_JSON names queues, but app {config.get_config().app} registers no ingest "
+            "task: call register_ingest_task() in it"
         )

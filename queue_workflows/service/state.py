@@ -94,8 +94,8 @@ class Service:
     def schema_check(self) -> Awaitable[int]:
         """Wait until the database has replied that it has the schema; raise if it has not.
 
-        Requests that wait at the same time share one check. Anybody may ask, without a token, and
-        must not take the threads of those who have one.
+        Requests that wait at the same time share one check. It needs no token, so requests without
+        a token must not use up the threads for the others.
         """
         if self._schema_check is None or self._schema_check.done():
             check = self.calls.run(db.wait_for_schema, db.REQUIRED_VERSION, timeout_s=0)
@@ -118,9 +118,9 @@ class Service:
         running.enter_context(exporter.running(exports))
         running.callback(self._stop, supervising)
         if self.settings.pool or self._upkeep:
-            self.problems[SCHEMA] = "it is being checked"
+            self.problems[SCHEMA] = "the schema is being checked"
             if self.settings.pool:
-                self.problems[WORKERS] = "they are being started"
+                self.problems[WORKERS] = "the workers are being started"
             supervising.start()
         try:
             yield

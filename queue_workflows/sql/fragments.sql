@@ -481,12 +481,12 @@ e.id, e.job_id, e.attempt, e.event_type::text, e.claim_no, e.worker_id, e.host_l
 left(e.error, 2000) AS error, e.created_at
 
 -- fragment: earlier()
--- The times of a job with an interval less.
+-- Set the times of a job earlier by an interval.
 available_at = available_at - %(by)s::interval, lease_expires_at = lease_expires_at - %(by)s::interval,
 resume_at = resume_at - %(by)s::interval, resume_until = resume_until - %(by)s::interval
 
 -- fragment: firing()
--- The schedules that fire, of the table and of this app, those of `names` alone if it is given, and none of `aside`.
+-- The schedules of the table and of this app that fire. If `names` is given, only these; never the ones in `aside`.
   FROM schedules
  WHERE NOT paused AND NOT ended AND gone_at IS NULL AND (source = 'table' OR app = %(app)s)
    AND (%(names)s::text[] IS NULL OR name = ANY (%(names)s::text[])) AND name <> ALL (%(aside)s::text[])

@@ -69,7 +69,7 @@ class _Recorded:
     kind: str
     calls: str
     arguments: str
-    """Words for messages: what a key tells apart, and what must be the same in each attempt."""
+    """For messages: the noun for the calls that a key distinguishes, and for their arguments."""
 
     def __init__(
         self, steps: AttemptSteps, name: str, key: str | int | None, digest: tuple[str, str]
@@ -367,10 +367,10 @@ def _digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
 
 
 def _items_digest(items: Any) -> tuple[str, str]:
-    """Return a hash of the items of a loop, and their text for people, cut.
+    """Return a hash of the items of a loop, and a short text about them for people.
 
-    A range, and a list or tuple of up to MOST_ITEMS, count by their items, others with a length by
-    that alone; what has no length (a generator, an open file) always counts as the same.
+    A range, and a list or tuple of up to MOST_ITEMS, are hashed by their items; others by their
+    length alone. All iterables without a length (a generator, an open file) have the same hash.
     """
     if isinstance(items, (list, tuple)) and len(cast("Sequence[Any]", items)) <= MOST_ITEMS:
         return _digest((list(cast("Sequence[Any]", items)),), {})

@@ -160,7 +160,7 @@ def from_keywords(
 
 
 _OF_ONE_JOB = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
-"""Raise errors about one job; for one of several jobs the message has its place."""
+"""Errors about one job; if the call has several jobs, the job's position is added."""
 
 
 def _each(make: Callable[[T], str], given: Iterable[T]) -> list[str]:

@@ -258,7 +258,7 @@ def _is_dict(kind: Any) -> bool:
 
 
 def _members(kind: Any) -> list[Any]:
-    """Return the alternatives of a union except None, else only the annotation."""
+    """Return the members of a union except None; for another annotation, a list with it."""
     if typing.get_origin(kind) is typing.Annotated:
         return _members(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

@@ -49,8 +49,8 @@ ROUNDS = 100_000
 class Harness:
     """Run queued work as orchestrator, worker of every queue and scheduler, one step at a time.
 
-    Time does not pass by itself for what waits: `advance` moves it. `out` is the parent folder of
-    runs without a folder. Created by `harness()`.
+    For jobs and nodes that wait, only `advance` lets time pass. `out` is the parent folder of runs
+    without a folder. Created by `harness()`.
     """
 
     def __init__(self, dsn: str, out: Path) -> None:

@@ -80,7 +80,7 @@ class InlineExecutors(executors.Executors):
         return float("inf")
 
     def _freed(self, place: executors.Executor) -> None:
-        if not place.jobs:  # else the next one has begun, with timers of its own
+        if not place.jobs:  # a next job that has begun has its own timers
             self._budget_timer.set(None)
             self._lease_timer.set(None)
         super()._freed(place)

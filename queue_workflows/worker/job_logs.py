@@ -20,7 +20,7 @@ BETWEEN_S: Final = 0.05
 """Shortest time in seconds between two stores of the output of ended handlers."""
 LAST_BYTES: Final = 2000
 LAST_LINES: Final = 5
-"""How much of the end of a log the record of a death has."""
+"""The record of a death contains so many bytes and lines of the end of the log."""
 KEPT_MAX: Final = 256
 """Ended attempts whose log is not stored yet; beyond that the oldest are dropped."""
 

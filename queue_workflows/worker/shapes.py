@@ -316,7 +316,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def is_plain(options: argparse.Namespace) -> bool:
-    """Return whether it has neither slots nor cards, so that it exits when it stops a handler."""
+    """Return whether neither --slots nor --cards is set: the worker exits to stop a handler."""
     return options.queue is not None and options.slots is None and options.cards is None
 
 

@@ -42,7 +42,7 @@ LIMITS = {
         "None and a colon": 0.5,
     },
     "sql": {
-        "a colon for a verb": 17.0,
+        "a colon for a verb": 16.4,
         "those, that of, one of": 4.5,
         "a no instead of a not": 5.7,
         "what as a noun": 3.3,

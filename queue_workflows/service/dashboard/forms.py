@@ -34,7 +34,7 @@ TYPED_ABOVE: Final = 20
 
 
 class Refused(Exception):
-    """A page with a status and a sentence, and with addresses (text, path) that may be meant."""
+    """A page with a status, a sentence and suggested links, each as text and path."""
 
     def __init__(self, status: int, text: str, near: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(text)
@@ -92,10 +92,10 @@ class Posts:
         """By the token of the session and the id of the form, so that none crowds out others."""
 
     async def begin(self, csrf: str, form_id: str) -> asyncio.Future[Answer]:
-        """Note a form, and return where its answer goes; cancel it if the form changed nothing.
+        """Note a form; return the future of its answer, to be cancelled if the form did nothing.
 
-        Raises `HTTPException` with the address of the answer for a form that was sent before, and
-        `Refused` if that is not known.
+        Raises `HTTPException`, a redirect to the first answer, if the form was sent before, and
+        `Refused` if that answer is not known.
         """
         while (known := self._known(csrf, form_id)) is not None:
             if known.done():

@@ -130,7 +130,7 @@ async def _hints(reader: changes.Reader) -> AsyncIterator[bytes]:
 
 @router.get("/head")
 async def head(request: Request) -> Response:
-    """Return the number of Now, and the bar about an absent orchestrator."""
+    """Return the count beside the link Now, and the warning if no orchestrator runs."""
     pages: view.Pages = request.app.state.pages
 
     async def values() -> dict[str, object]:

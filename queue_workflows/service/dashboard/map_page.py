@@ -53,7 +53,7 @@ def _map(
         text = f"run {display.line(run_id, 80)} has no map {display.line(name, 120)}, or has not "
         text += "opened it yet"
         raise view.NotFound(text, near=[(f"run {run_id}", view.path("/runs/", run_id))])
-    if head["over"]:  # the items that had not ended wait until it is retried
+    if head["over"]:  # open items wait until the run is retried
         own |= {"open": 0, "next_position": 0}
     own["waiting"] = max(0, own["total"] - own["done"] - own["failed"] - own["open"])
     where: JsonDict = {"run_id": run_id, "map": name, "opened": own["next_position"]}

@@ -60,7 +60,7 @@ def ids_with(conn: db.Connection, prefix: str, *kinds: str) -> list[tuple[str, s
 
 
 def run_row(conn: db.Connection, run_id: str) -> Row:
-    """Return the row of a run; raise `NotFound` with the ids that begin so."""
+    """Return the row of a run; raise `NotFound` with the ids that start with `run_id`."""
     found = statements.run_page.head(conn, run_id=run_id, most=MOST_BYTES)
     if found is None:
         days = config.RUN_RETENTION_DAYS.read()

@@ -29,7 +29,7 @@ NODES_READ: Final = 200
 """Nodes of each of these runs that its figures are made from."""
 NODES_SHOWN: Final = 8
 LIVE_READ: Final = 2_000
-"""Live nodes of a run that a question counts."""
+"""The most live nodes of a run that are counted for the question before a cancel."""
 LINKS: Final = 20
 """Refused runs that a message names."""
 LONGEST: Final = 1_000

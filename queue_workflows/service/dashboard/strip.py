@@ -15,7 +15,7 @@ BUCKETS: Final = 1_000
 STATES: Final = ("done", "waiting", "open", "failed")
 """The states of items; of a bucket the last of them that one of its items has is shown."""
 _LINKED: Final = 25
-"""Buckets that share a link at most, so that a click opens items near its place."""
+"""The most buckets that share a link, so that a click opens items near the clicked place."""
 POINTS: Final = 240
 """Points of a curve; of the samples that share one, the highest counts."""
 WIDTH, HEIGHT = 960, 40
@@ -54,7 +54,7 @@ def pieces(worst: Mapping[int, int], total: int) -> list[Piece]:
 
 
 def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[JsonDict]:
-    """Return the curves of a machine's samples between two times, each measure with values.
+    """Return a curve for each measure that a machine's samples have between two times.
 
     Each has `name`, `unit`, `most` (the top of its scale), `peak`, `mean`, and as `path` the
     attribute `d` of SVG.

@@ -165,7 +165,7 @@ def table(
 
 
 def _legend(spans: Iterable[Span]) -> list[tuple[str, str]]:
-    """Return the colours of spans, each with the words for what it stands."""
+    """Return the colours of spans, each with its meaning in words."""
     causes: dict[str, set[str]] = {}
     for span in spans:
         cause = span.why if span.why in _GROUPS else "a worker"
@@ -237,7 +237,7 @@ def cost(nodes: Sequence[JsonDict]) -> str:
 
 
 def state_of(counts: Mapping[str, Any]) -> str:
-    """Return the state of a group of nodes: the first that one of them has, the worst first."""
+    """Return the state of a group of nodes, which is the worst state of its nodes."""
     for state in ("failed", "awaiting_input", "running", "queued", "waiting", "cancelled"):
         if counts.get(state):
             return state

@@ -88,7 +88,7 @@ Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
 Text = Annotated[str | None, fastapi.Query(max_length=1000)]
 """The type of a filter or a name in an address."""
 Start = Annotated[int, fastapi.Query(ge=0, le=1_000_000)]
-"""The type of the place in a list at which a page of it begins."""
+"""The type of the position in a list of the first row that a page shows."""
 
 
 class NotFound(forms.Refused):
@@ -404,7 +404,7 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def _is_hidden(name: str, hidden: frozenset[str]) -> bool:
-    """Return whether some words of a name are together a hidden one: `apiKey` as `api_key`."""
+    """Return whether some words of a name form a hidden one, as `apiKey` contains `api_key`."""
     words = _WORDS.findall(name)
     return any(
         "".join(words[first:last]).lower() in hidden
@@ -422,7 +422,7 @@ def _sees_values(context: jinja2.runtime.Context) -> bool:
 def _shown(context: jinja2.runtime.Context, value: Any) -> str | None:
     """Return a JSON value as text without secrets; None for the scope `look`.
 
-    Of one that is too large for a page, blanks of its length: to lay it out takes long.
+    If it is too large for a page, returns blanks of its length, since formatting takes long.
     """
     if not _sees_values(context):
         return None

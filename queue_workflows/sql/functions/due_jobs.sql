@@ -2,9 +2,9 @@
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Return in how many seconds the next delayed job of a queue is due, or NULL if none is known to be due within
--- `p_within_s` seconds (at most a day). For jobs that are kept for `p_host` the end of their wait counts. `p_overdue`:
--- return 0 if one is due already, which a claim without promotion has left. The index of delayed jobs has those of all queues:
--- if 100 of other queues are due before, the job is not found. The poll of the worker finds it then.
+-- `p_within_s` seconds (at most a day). A job that is kept for `p_host` is due when its wait ends. With `p_overdue`,
+-- return 0 if a job is due already, since a claim without promotion does not take it. The index has the delayed jobs of
+-- all queues, and only its first 100 are read. The worker's poll finds a job that comes later.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_due_in(
     p_host text, p_queue text, p_within_s double precision, p_overdue boolean) RETURNS double precision
 LANGUAGE plpgsql STABLE

@@ -60,7 +60,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF p_done <> '{}' OR p_failed <> '{}' THEN
-        -- By their places, which a look-up for each key finds: a join may read all items of the map.
+        -- Find each item by its key first, then update by ctid: a join may read all items of the map.
         WITH ended AS (
             UPDATE workflow_map_items i
                SET state = CASE WHEN p_failed ? i.key THEN 'failed' ELSE 'done' END,

@@ -1,8 +1,8 @@
--- What the states of jobs and runs mean. Functions without a SET clause are inlined, so that a query with them has the
--- plan of one without. Four places repeat the conditions: the predicates of indexes, as an index must not depend on a
--- function that is replaced; the WHEN clauses of triggers and the functions of triggers that run as their caller, as
--- who writes a row by plain SQL may have no right to a function of ours; and texts for EXECUTE, which are planned each
--- time, at 7 us for each inlined call.
+-- Define the states of jobs and runs. Functions without a SET clause are inlined, so they do not change a query's plan.
+-- Four places repeat the conditions instead of a call: predicates of indexes, since an index must not depend on a
+-- function that is replaced; WHEN clauses of triggers, and functions of triggers that run as their caller, since a role
+-- that writes a row by plain SQL may have no right to call our functions; and texts for EXECUTE, which are planned each
+-- time, where each inlined call takes 7 us.
 
 -- Return whether a job of either family has ended: it leaves this state only in a new generation.
 CREATE OR REPLACE FUNCTION queue_workflows_is_terminal_job(p_status text) RETURNS boolean

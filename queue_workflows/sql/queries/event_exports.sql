@@ -30,7 +30,7 @@ UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_ev
 RETURNING name;
 
 -- name: last_ids row
--- Return the last event ids that were drawn, by whichever transaction.
+-- Return the last event ids that any transaction has taken, committed or not.
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_events', 'id')), 0)
            AS node_event,
        coalesce(pg_sequence_last_value(pg_get_serial_sequence('ingest_job_events', 'id')), 0)

@@ -77,10 +77,10 @@ SELECT CASE WHEN found.state = 'done' THEN 'done'
 
 -- name: suspend one
 -- tables: ingest_jobs workflow_node_jobs
--- Give up the claim of a job whose handler waits, counting nothing: the job is queued again until
--- the first of its waits is due, at most `longest_s`, and for a second if one has ended meanwhile.
--- For `keep_s` longer only workers of its host claim it, unless it has to wait for a lock key or a
--- limit of its partition then. It is cancelled instead if it must end. No row: the claim is lost.
+-- Give up the claim of a job whose handler waits, without counting an attempt. The job is delayed until
+-- its first wait is due, at most `longest_s`, or for a second if a wait has ended meanwhile. Then only
+-- workers of its host may claim it for `keep_s`, unless it has to wait for a lock key or a partition.
+-- If the job must end, it is cancelled instead. Returns no row if the claim is lost.
 WITH waits AS MATERIALIZED (
     SELECT CASE WHEN s.kind = 'event' AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key)
                 THEN now() ELSE s.due_at END AS due_at

@@ -74,10 +74,10 @@ SELECT (SELECT count(*) FROM met) AS times,
   FROM job;
 
 -- name: waiting_unknown many
--- Return the nodes that workers have handed back because they do not know them, by queue and node
--- module: how many jobs, and one of their runs. Reads the first 10,000 jobs that are due within
--- `within_s` seconds, by the index of due times, and the first of each queue, by the claim's index.
--- Only jobs with an error are examined: such a hand-back stores one, and the next claim removes it.
+-- Return the nodes that workers have handed back because they do not know them. A row has the queue,
+-- the node module, the number of jobs, and one of their runs. Reads the first 10,000 jobs that are due
+-- within `within_s` seconds, and the first job of each queue in the order of claims. Examines only jobs
+-- with an error, since such a hand-back stores one, which the next claim removes.
 WITH first AS (
     (SELECT j.id, j.queue::text, j.node_module, j.run_id, j.node_id, j.error
        FROM workflow_node_jobs j

@@ -56,21 +56,21 @@ SELECT i.key, i.item, i.error
  ORDER BY i.position;
 
 -- name: items many prepared
--- Return the items of a map with these keys. LIMIT 1 keeps it a look-up per key: a join may read the whole map.
+-- Return the items of a map with these keys. LIMIT 1 forces one look-up per key; a join may read the whole map.
 SELECT i.key, i.item, i.error
   FROM unnest(%(keys)s::text[]) AS k (key)
  CROSS JOIN LATERAL (SELECT key, item, error FROM workflow_map_items
                       WHERE run_id = %(run_id)s AND map_id = %(map)s AND key = k.key LIMIT 1) i;
 
 -- name: keys_like many
--- Return keys of about the length of this one, of a map, or of all maps of a run, for a hint.
+-- Return keys of a map, or of all maps of a run, that are about as long as `key`, for a hint.
 SELECT key FROM workflow_map_items
  WHERE run_id = %(run_id)s AND (%(map)s::text IS NULL OR map_id = %(map)s::text) AND position >= 0
    AND length(key) BETWEEN length(%(key)s::text) - 2 AND length(%(key)s::text) + 2
  ORDER BY left(key, 4) = left(%(key)s::text, 4) DESC, position LIMIT 1000;
 
 -- name: note_errors none
--- Store why items fail that wait for their open nodes. By their places, as in queue_workflows_step_map.
+-- Store why items fail that wait for their open nodes. It updates by ctid, as queue_workflows_step_map.
 -- `errors` has them by key. An item that has an error keeps it; one that has ended is left alone.
 UPDATE workflow_map_items i SET error = left(%(errors)s::jsonb ->> i.key, 8000)
  WHERE i.state = 'waiting' AND i.error IS NULL AND i.ctid = ANY (ARRAY(

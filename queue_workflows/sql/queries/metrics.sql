@@ -58,8 +58,8 @@ SELECT queue::text,
  GROUP BY 1, 2;
 
 -- name: oldest_nodes many
--- Return the age of the oldest node job of each queue that nothing holds back. It walks from version to version and
--- from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
+-- For each queue, return the age of its oldest node job that is not blocked. The statement steps from version to version
+-- and from priority to priority of each queue, however many jobs wait. Jobs without a version come last in the index.
 WITH RECURSIVE line AS (
     (SELECT queue, required_version, priority, created_at, 1 AS step
        FROM workflow_node_jobs

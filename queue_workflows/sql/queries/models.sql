@@ -56,8 +56,8 @@ DELETE FROM gpu_unassignable WHERE model = %(model)s;
  ORDER BY j.required_model, j.seq LIMIT 100;
 
 -- name: flagged many
--- Return the flagged models (NULL: jobs without one) that no live worker takes now either, with
--- the reason of now, each with its number of waiting jobs, up to 10,000.
+-- Return the flagged models that still no live worker takes, with the present reason and the number
+-- of waiting jobs of each, up to 10,000. The model NULL stands for jobs without a model.
 SELECT nullif(f.model, '') AS model, u.reason, u.detail, f.since,
        (SELECT count(*) FROM (
             SELECT FROM workflow_node_jobs j

@@ -37,8 +37,8 @@ SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s ORDER BY created_at, seq;
 
 -- name: among column prepared
--- Return which of these nodes have a job with one of these statuses, by a look-up per node. LIMIT 1
--- keeps it one: without statistics, PostgreSQL 15 reads all rows of the run instead.
+-- Of these nodes, return the ones whose job has such a status. LIMIT 1 makes PostgreSQL look up each
+-- node by itself. Without statistics, PostgreSQL 15 would read all rows of the run instead.
 SELECT j.node_id
   FROM unnest(%(nodes)s::text[]) AS n (id)
  CROSS JOIN LATERAL (SELECT node_id, status FROM workflow_node_jobs

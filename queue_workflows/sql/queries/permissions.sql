@@ -107,10 +107,10 @@ SELECT 'CREATE', 'SCHEMA', current_schema()
  WHERE NOT has_schema_privilege(current_schema(), 'CREATE');
 
 -- name: excessive many
--- Return the rights past reading that this role has and does not need, and who was granted each:
+-- Return the rights other than SELECT that this role has and does not need, and the grantee of each:
 -- this role, PUBLIC, or a role that this one is a member of. `allowed` are the columns that it
--- inserts, as `table.column`, `filled` their tables. Nothing is returned for the owner of an
--- object and for a superuser: nothing can be taken from them.
+-- inserts, as `table.column`; `filled` are their tables. The owner of an object and a superuser get
+-- no row, since their rights cannot be revoked.
 WITH granted ("right", kind, name, grantee, owner) AS (
     SELECT x.privilege_type, 'TABLE', c.oid::regclass::text, x.grantee, c.relowner
       FROM unnest(%(tables)s::text[]) AS t (name)

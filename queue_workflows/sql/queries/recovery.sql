@@ -49,8 +49,8 @@ SELECT j.id
 
 -- name: count_lapse many
 -- tables: ingest_jobs workflow_node_jobs
--- Take running jobs, which the caller has locked, from their workers and count a lapse of each, in
--- a row, as `count_crash` counts crashes: nobody knows what ended them.
+-- Take running jobs, which the caller has locked, from their workers. Count a lapse of each, in a
+-- row, as `count_crash` counts crashes. The cause of a lapse is unknown.
 {count_loss(lapse_count, lapses, 'poison: its lease lapsed ' || lapses || ' times in a row, the last time of ')}
      WHERE j.id = ANY (%(ids)s::text[]) AND (j.status = 'running') IS TRUE
  {recorded(j, {unless_queued('reclaimed')}, worker => %(worker)s, error => %(error)s)};

@@ -90,7 +90,7 @@ known AS MATERIALIZED (SELECT unnest(l.known_models) AS model FROM queue_workflo
 fits AS MATERIALIZED (
     SELECT g.host_label, g.known_models, g.vram_total_mb,
            jsonb_object_agg(m.model, jsonb_build_object(
-               -- The answer of the function for a worker that registers no model takes a search of all workers.
+               -- For a worker that registers no model the function searches all workers, which is slow.
                'misfit', CASE WHEN g.known_models IS NULL AND m.model IN (SELECT k.model FROM known k) THEN 'model'
                               ELSE queue_workflows_gpu_misfit(
                                    g.host_label, coalesce(g.known_models, ARRAY[m.model]), g.vram_total_mb, m.model) END,
