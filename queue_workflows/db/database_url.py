@@ -98,8 +98,10 @@ def options(url: str) -> dict[str, str]:
     return {each.keyword.decode(): each.val.decode() for each in found if each.val is not None}
 
 
-def conninfo(url: str, **forced: Any) -> str:
+def conninfo(url: str, *, first: int = 0, **forced: Any) -> str:
     """Return the DSN with our defaults for options that it lacks, and with `forced` options.
+
+    Of several hosts, it begins with the one at `first`, counted round and round.
 
     The encoding is always UTF-8, despite the DSN, PGCLIENTENCODING and PGOPTIONS, since a handler
     may return and raise any character.
@@ -113,4 +115,10 @@ def conninfo(url: str, **forced: Any) -> str:
         "application_name": "queue_workflows",
     }
     forced["client_encoding"] = "UTF8"
-    return psycopg.conninfo.make_conninfo(**(defaults | parsed(url) | forced))
+    parts = parsed(url)
+    for key in ("host", "hostaddr", "port"):
+        each = str(parts.get(key) or "").split(",")
+        if len(each) > 1:
+            at = first % len(each)
+            parts[key] = ",".join(each[at:] + each[:at])
+    return psycopg.conninfo.make_conninfo(**(defaults | parts | forced))

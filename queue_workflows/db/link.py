@@ -104,7 +104,7 @@ class Link:
         self._prepared: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._numbers = itertools.count()
         self._parsed: dict[bytes, tuple[bytes, list[str]]] = {}
-        self._backoff_s = BACKOFF_FIRST_S
+        self._backoff_s, self._first_host = BACKOFF_FIRST_S, 0
         self._retry_at = 0.0
         self._depth = 0
         """How many transactions and savepoints the running script has open."""
@@ -335,11 +335,12 @@ class Link:
             return
         if self._logged:
             _log.warning("the database is back")
-        self._backoff_s, self._logged = BACKOFF_FIRST_S, ""
+        self._backoff_s, self._logged, self._first_host = BACKOFF_FIRST_S, "", 0
         self._source.connected()
 
     def _connect(self) -> Waits:
-        info = database_url.conninfo(self._url or database_url.db_url())
+        info = database_url.conninfo(self._url or database_url.db_url(), first=self._first_host)
+        self._first_host += 1  # the next attempt, as a silent host may take all the time of one
         self._pg = pg = pq.PGconn.connect_start(info.encode())
         self._prepared.clear()
         pg.nonblocking = 1

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from psycopg import conninfo
 
 from queue_workflows import db
 from queue_workflows.db import link
 from queue_workflows.runtime import clock, io_loop
+from tests.support import database
+from tests.support.proxy import Proxy
 
 
 def executed(text: bytes, **parameters: object) -> db.Script[Any]:
@@ -55,10 +59,10 @@ class Asking:
 class Own:
     """A link on a loop that the test turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
         self.source = Asking()
         self._loop = io_loop.IoLoop()
-        self.link = link.Link(self._loop, self.source, channels=["ingest_job_ready"])
+        self.link = link.Link(self._loop, self.source, channels=["ingest_job_ready"], **more)
 
     def ask(self, *wanted: bytes | db.Script[Any]) -> None:
         self.source.requests.extend(wanted)
@@ -210,3 +214,20 @@ def test_it_listens_nowhere_where_all_only_poll(own: Own, monkeypatch: pytest.Mo
     monkeypatch.setenv("QUEUE_WORKFLOWS_POLL_ONLY", "1")
     own.ask(b"SELECT pg_listening_channels()", b"SELECT 1")
     own.turn_until("connected", [], [(b"1",)])
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["takes connections", "takes none"])
+def test_a_silent_host_before_another_is_passed_over(dsn: str, takes: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        place = silent.getsockname()
+        for _ in range(0 if takes else 4):  # more wait than it takes
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(place)
+        proxy = stack.enter_context(Proxy(dsn))
+        parts = conninfo.conninfo_to_dict(proxy.dsn)
+        parts |= {"host": f"127.0.0.1,{parts['host']}", "port": f"{place[1]},{parts['port']}"}
+        own = stack.enter_context(contextlib.closing(Own(url=database.url(parts), answer_s=0.5)))
+        own.source.disconnected = lambda: None
+        own.turn_until("connected")
