@@ -134,7 +134,8 @@ class Desk:
         """All other writes than claims and records of completed jobs, sent one by one."""
         self._wrote = False
         """Whether the last statement was one of these, but no end of a job. Then claims and records
-        come first, since a few handlers that record one step after the other never stop writing."""
+        come first, since a few handlers that record one step after the other never stop writing.
+        Records come first, too, while the worker stops and hands many jobs back."""
         self._aside: dict[claimed_job.ClaimedJob, bool] = {}
         """The jobs whose next write has failed for now, the first to be tried again first, and
         whether its own row may be the cause, as another session has locked it or it is slow."""
@@ -190,7 +191,7 @@ class Desk:
                 return self._resolve(own)
         wrote, self._wrote = self._wrote, False
         write = self._due_write(now) if self._writes else None
-        for at, own in enumerate(self.queues if wrote or write is None else ()):
+        for at, own in enumerate(self.queues if wrote or write is None or self.stopping else ()):
             if (found := self._record_and_claim(own, now)) is not None:
                 self.queues = self.queues[at + 1 :] + self.queues[: at + 1]
                 return found
@@ -799,8 +800,7 @@ class Desk:
         if self._models is not None and (why := self._models.overdue(now, self.stop_at)):
             self.queues[0].runner.kill_idle(f"its executor was stopped, since {why}")
             self._leave(exit_codes.BUDGET if now < self.stop_at else 0)
-        due += [self._check(job, now, stopped=stopped) for job in self.jobs]
-        return min(due)
+        return min([*due, *(self._check(job, now, stopped=stopped) for job in self.jobs)])
 
     def _check(self, job: claimed_job.ClaimedJob, now: float, *, stopped: bool) -> float:
         """Stop a job whose time is over; return when to check again."""

@@ -926,6 +926,19 @@ def test_a_setting_of_no_time_does_not_keep_the_worker_busy(
 # Exits.
 
 
+def test_a_worker_that_stops_records_results_before_it_hands_back_what_waits() -> None:
+    """Else the results are lost if the database is too slow for all of it."""
+    world = World(slots=2)
+    world.claim("a", "b", "c", "d")
+    world.ended("a")
+    world.desk.stop(60.0)
+    assert world.to_write == ["d"]
+    recording = world.request()
+    assert recorded_by(recording) == ["a"]
+    recording.done([])
+    assert world.write()["jobs"] == ["d"]
+
+
 def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision() -> None:
     world = World()
     world.desk.leave(exit_codes.CONTROL)
