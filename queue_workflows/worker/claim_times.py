@@ -15,7 +15,8 @@ class ClaimTimes:
 
     Other workers may have taken a due job, or its lock key may be in use. So if a claim was sent
     because a job was due, but got none, the next such claim waits 10 ms, then 20 ms, and so on up
-    to 60 s. The pause starts over once a job is claimed, or no delayed job is due soon.
+    to 60 s. The pause starts over once a job is claimed, or no delayed job is due soon. A job that
+    a limit admits now is due as well.
     """
 
     def __init__(self) -> None:
@@ -28,10 +29,11 @@ class ClaimTimes:
         `sent` is when the claim was sent, `wait` has the waiting times that it returned.
         """
         was_due = sent >= self._due_at
-        self._due_at = math.inf if wait.due_s is None else now + wait.due_s
+        due_s = 0.0 if wait.limit_s == 0.0 else wait.due_s
+        self._due_at = math.inf if due_s is None else now + due_s
         if claimed or self._due_at == math.inf:
             self._pause_s = 0.0
         elif was_due:
             self._pause_s = min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * self._pause_s))
         self._due_at = max(self._due_at, now + self._pause_s)
-        return min(self._due_at, math.inf if wait.limit_s is None else now + wait.limit_s)
+        return min(self._due_at, now + (wait.limit_s or math.inf))

@@ -50,6 +50,18 @@ def test_nothing_is_known_at_first_and_after_a_claim_that_returned_no_times(
     assert times.wait_s == math.inf
 
 
+def test_a_limit_that_admits_a_job_now_is_not_asked_about_without_pause(
+    clock: Clock[float], times: Times
+) -> None:
+    """The first job waits for a limit of its partition, but another session has locked its row."""
+    waits: list[float] = []
+    for _ in range(4):
+        times.claim(claims.Wait(limit_s=0.0))
+        waits.append(times.wait_s)
+        clock.now += times.wait_s
+    assert waits == pytest.approx([0.0, 0.01, 0.02, 0.04])
+
+
 def test_the_earlier_of_a_limit_and_a_due_job_counts_and_comes_nearer(
     clock: Clock[float], times: Times
 ) -> None:
