@@ -226,7 +226,7 @@ BEGIN
     END IF;
     v_room := v_room - v_ahead;
 
-    -- Block again: those without room, and those that a waiting job now precedes.
+    -- Block jobs again that have no room, or that a waiting job now precedes.
     IF v_room <= 0 AND v_ahead > 0 THEN
         WITH head AS MATERIALIZED (
             SELECT j.priority, j.seq FROM ingest_jobs j
@@ -258,7 +258,7 @@ BEGIN
             UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
-            -- One of them cannot be written: admit the next ones instead.
+            -- If one of them cannot be written, admit the next ones instead.
             PERFORM queue_workflows_each_apart($q$
                 UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
                  WHERE j.id = $1 AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE $q$, ARRAY(
@@ -427,7 +427,7 @@ BEGIN
                  WHERE j.lock_key IS NOT NULL AND j.lock_key = line.key
 AND (j.status = 'running' OR (j.status = 'queued' AND j.blocked_reason IS NULL)) AND (j.status = 'queued') IS TRUE LIMIT 1) a
              WHERE a.queue <> ALL ($1) AND EXISTS (
-                   -- >= and LIMIT 1: with an equality the planner may read all waiters of the key.
+                   -- Use >= and LIMIT 1, since with an equality the planner may read all waiters of the key.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
                        SELECT w.queue, w.lock_key FROM %1$I w
                         WHERE w.status = 'queued' AND w.blocked_reason = 'locked' AND octet_length(w.queue) >= 0
@@ -486,7 +486,7 @@ OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
         PERFORM queue_workflows_check_payload(NEW.policy, TG_TABLE_NAME || '.policy');
     END IF;
     IF TG_TABLE_NAME = 'ingest_jobs' THEN
-        -- Of an old row with a bad value every change would cost as much as its whole content.
+        -- If an old row has a bad value, every change would check the whole content of the row.
         IF (NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
             OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
             OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000
@@ -692,7 +692,7 @@ DECLARE
     v_high  bigint;
     v_more  boolean := false;
 BEGIN
-    -- Not a lock of the row, which would write: most calls find nothing to count.
+    -- An advisory lock, since a row lock would write, and most calls find no event to count.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('queue_workflows.metrics', 0)) THEN
         RETURN NULL;
     END IF;
@@ -769,7 +769,7 @@ BEGIN
      GROUP BY 1, 2, 3, 4
         ON CONFLICT (metric, name, label, bucket) DO UPDATE
        SET n = least(t.n + EXCLUDED.n, 1000000000000000000), seconds = least(t.seconds + EXCLUDED.seconds, 1e15);
-    -- Also from time to time where nothing happens: what lies between is searched again and again.
+    -- Store the snapshot from time to time even without events, so that the same range is not searched again and again.
     IF FOUND OR v_more OR pg_snapshot_xmin(v_new)::text::bigint > v_low + 1000 THEN
         UPDATE metric_position SET counted = v_new, counted_at = now();
     END IF;
@@ -847,8 +847,8 @@ BEGIN
                                   FILTER (WHERE i.state = 'failed'), '[]'))
       INTO v_output
       FROM workflow_map_items i
-      -- LIMIT keeps this a look-up per item. Statistics from before the run say that it has hardly any node, and as a
-      -- join all of its nodes would be read for each item.
+      -- LIMIT forces a look-up per item. Statistics from before the run say that it has hardly any node, so a join
+      -- would read all of its nodes for each item.
       LEFT JOIN LATERAL (
            SELECT n.status, n.context_delta #> p_path AS result FROM workflow_node_jobs n
             WHERE n.run_id = p_run AND n.node_id = p_map || '[' || i.key || ']/' || p_result LIMIT 1) d
@@ -1961,7 +1961,7 @@ UPDATE ingest_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id =
     END IF;
     v_count := 0;
     IF p_only IS NOT NULL THEN
-        -- LIMIT keeps this a look-up by id, whatever the statistics say.
+        -- LIMIT forces a look-up by id, whatever the statistics say.
         v_ids := ARRAY(SELECT q.id
                          FROM (SELECT * FROM ingest_jobs WHERE id = p_only AND v_room > 0 LIMIT 1 FOR UPDATE SKIP LOCKED) q
                         WHERE
@@ -2033,7 +2033,7 @@ SELECT
           INTO v_wait_s FROM partition_dues d
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
-    -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
+    -- If a job that must be claimed alone was claimed, or comes next, more jobs can be claimed at once.
     IF v_count > 0 AND p_claim > 1 AND (
            (SELECT greatest(k.crash_count, k.lapse_count) > 0 FROM ingest_jobs k WHERE k.id = v_ids[1]) OR
 (SELECT greatest(q.crash_count, q.lapse_count) > 0 FROM ingest_jobs q
@@ -2497,8 +2497,8 @@ BEGIN
               FROM gone;
         END IF;
     ELSE
-        -- Without it nobody could tell a node that was deleted from one that was never queued. The engine deletes
-        -- nodes of queued runs only: their start queues what is missing.
+        -- Without this row, a deleted node would look like one that was never queued. The engine itself deletes
+        -- only nodes of queued runs, whose start queues the missing nodes.
         INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
         SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
                jsonb_build_object('reason', 'deleted', 'generation', g.generation, 'revision', r.revision)
@@ -2658,7 +2658,7 @@ DECLARE
     v_old record;
 BEGIN
     IF p_waits THEN
-        -- By its id alone: the indexes by parent and by workflow have every child of the run, thousands of a map.
+        -- Search by the id alone: the indexes by parent and by workflow have every child of the run, perhaps thousands.
         SELECT r.id, r.status INTO v_old
           FROM workflow_runs r
          WHERE r.id = (SELECT j.child_run_id FROM workflow_node_jobs j WHERE j.run_id = p_run AND j.node_id = p_node)
@@ -3098,7 +3098,7 @@ progress = CASE WHEN jsonb_typeof(j.progress) IN ('object', 'string') THEN j.pro
 UPDATE workflow_node_jobs j SET blocked_reason = NULL, available_at = NULL WHERE j.id = ANY (ARRAY(SELECT d.id FROM due d));
         END IF;
         IF p_only IS NOT NULL THEN
-            -- LIMIT keeps this a look-up by id, whatever the statistics say.
+            -- LIMIT forces a look-up by id, whatever the statistics say.
             SELECT q.id INTO v_id
               FROM (SELECT * FROM workflow_node_jobs WHERE id = p_only LIMIT 1 FOR UPDATE SKIP LOCKED) q
              WHERE q.queue = p_queue AND queue_workflows_is_claimable(q.status, q.blocked_reason) AND EXISTS (SELECT FROM workflow_runs r WHERE r.id = q.run_id AND NOT queue_workflows_is_terminal_run(r.status) OFFSET 0) AND (q.required_version IS NULL OR q.required_version = ANY (p_versions));
@@ -4461,7 +4461,7 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        -- Not at once: each claim of the queue would wait for these locks again, and claim no job.
+        -- Not at once, since each claim of the queue would wait for these locks again, and claim no job.
         PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
           WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN

@@ -84,18 +84,18 @@ class _Attempts:
     """Return the retry policy of a job, its failed attempts and how many it may make.
     Columns: policy, attempts, max_attempts."""
     fail: Mapping[str, _AttemptsFail]
-    """Record a failed attempt: the job is queued again while attempts are left and `retry` is
-    true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
-    waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE
-    wrote are bounded first. `received`: the inputs that a node has received; NULL: those of its
-    claim. No row: the claim is lost."""
+    """Record a failed attempt: the job is queued again while attempts are left and `retry` is true,
+    else it has failed. It is cancelled instead if it must end. `after_s`: how long it waits first.
+    `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded
+    first. `received`: the inputs that a node has received; NULL stands for the inputs of its claim.
+    Returns no row if the claim is lost."""
     end_by_watchdog: Mapping[str, _AttemptsEndByWatchdog]
     """Record that a watchdog ended an attempt. The job is queued again, with at least the priority
     `band`. If watchdogs have ended more than `cap` attempts, it has failed instead; if it must end,
-    it is cancelled. No row: the claim is lost."""
+    it is cancelled. Returns no row if the claim is lost."""
     park: _AttemptsPark
-    """Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
-    lost."""
+    """Let an input node wait for its answer, or cancel it if it must end. Returns no row if the claim
+    is lost."""
 
 attempts: _Attempts
 
@@ -265,13 +265,13 @@ class _CancellationOrphans(Named):
 
 class _Cancellation:
     cancel: Mapping[str, _CancellationCancel]
-    """Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers
-    see; an earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over."""
+    """Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers see;
+    an earlier request stays. A trigger records the events of ingest jobs. Return the rows. Returns no row if it is over."""
     cancel_queued_nodes: _CancellationCancelQueuedNodes
     """Cancel the queued nodes of a run."""
     orphans: _CancellationOrphans
-    """Lock and return up to 500 nodes that wait although their run is over, of `ids` (NULL: of all) and none of `aside`: they
-    were inserted while the run ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare
+    """Lock and return up to 500 nodes that wait although their run is over, of `ids` (all if NULL) and not in `aside`. They
+    were inserted while the run ended. OFFSET 0 forces one look-up of the run per job; without it, the plan may compare
     each job with every run.
     Columns: id."""
 
@@ -304,12 +304,12 @@ class _ClaimIsolation:
     """Return the first 100 jobs that a worker may claim, in the order of the claim. None if the queue is paused, or OFF for its
     host."""
     fail: Mapping[str, _ClaimIsolationFail]
-    """Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. No row: it is
-    neither."""
+    """Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. Returns no
+    row if it is neither."""
     block: Mapping[str, _ClaimIsolationBlock]
-    """Block a job as `set_aside`, so that no claim finds it. No row: as for `fail`."""
+    """Block a job as `set_aside`, so that no claim finds it. Returns no row in the same cases as `fail`."""
     postpone: Mapping[str, _ClaimIsolationPostpone]
-    """Let a queued job wait for a minute. No row: it is not queued any more."""
+    """Let a queued job wait for a minute. Returns no row if it is not queued any more."""
 
 claim_isolation: _ClaimIsolation
 
@@ -344,33 +344,33 @@ class _ClaimsHeldBy(Named):
 class _Claims:
     node_rows: _ClaimsNodeRows
     """Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
-    Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
-    without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
-    job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
-    claim to record is lost.
+    Return the columns that a worker reads, and the row as JSON for the handler (`body`). If no job
+    was claimed and a delayed job is due in `due_s` seconds, at most `look_ahead_s`, the row has no
+    id. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the claim
+    to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     nodes_rows: _ClaimsNodesRows
-    """Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
-    Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
-    Raises QW001 if one of the claims to record is lost.
+    """Record the completed nodes of the JSON array `done`, if any, and claim up to `claim` more. Return
+    what `node_rows` returns; if fewer are claimed, the last row may be one without an id. Raises
+    QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, node_module, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     ingest_rows: _ClaimsIngestRows
-    """Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
-    more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
-    id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
+    """Record the completed ingest jobs of the JSON array `done`, if any, and claim up to `claim` more.
+    Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id: a
+    limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
     `look_ahead_s`. `only`: as for `node_rows`. Raises QW001 if one of the claims to record is lost.
     Columns: id, claim_no, crash_count, timeout_s, task_name, run_id, node_id, required_model, run, body, wait_s, due_s, lapse_count."""
     renew: Mapping[str, _ClaimsRenew]
-    """Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
-    as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
-    locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
+    """Extend the leases of claims, one element of each array a claim, and store their progress
+    (unchanged if NULL). A claim without a row is lost. `renewed` is false for a row that somebody
+    else has locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
     Columns: id, claim_no, cancel, renewed."""
     is_held: Mapping[str, _ClaimsIsHeld]
     """Return one row without columns if this claim still holds its job.
     Columns: ."""
     has_recorded: Mapping[str, _ClaimsHasRecorded]
-    """Return one row if this claim has left one of the events in the history: its write was
-    committed. The events of a node are found by run and node, which are indexed.
+    """Return one row if the history has such an event of this claim, so its write was committed. The
+    events of a node are found by run and node, which are indexed.
     Columns: recorded."""
     held_by: Mapping[str, _ClaimsHeldBy]
     """Return the claims of workers whose id starts with `prefix`, in the order in which the jobs
@@ -415,10 +415,10 @@ class _Controls:
     known_hosts: _ControlsKnownHosts
     """Return the hosts that have had a worker of any queue, or that a control row names."""
     get: _ControlsGet
-    """Return the control row of a host and queue. No row: it was never switched.
+    """Return the control row of a host and queue. Returns no row if it was never switched.
     Columns: host_label, queue, desired_state, stop_policy, requested_by, updated_at, reason, until_at."""
     off_policy: _ControlsOffPolicy
-    """Return the stop policy of the control row that switches a host and queue off now; NULL: it
+    """Return the stop policy of the control row that switches a host and queue off now, or NULL if it
     is on."""
 
 controls: _Controls
@@ -540,7 +540,7 @@ class _DoctorInputIndex(Named):
 
 class _Doctor:
     server: _DoctorServer
-    """Return what answers: its version, whether it is a standby or read-only, and the role.
+    """Return the facts about the server: its version, whether it is a standby or read-only, and the role.
     Columns: version_num, version, standby, read_only, role."""
     clock: _DoctorClock
     """Return the server's clock, which runs on within a transaction."""
@@ -554,8 +554,8 @@ class _Doctor:
     notification_queue_usage: _DoctorNotificationQueueUsage
     """Return how full the server's queue of notifications is, 0 to 1."""
     transactions: _DoctorTransactions
-    """Return the oldest five transactions of this database except this one. `idle_s` is NULL unless
-    the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too.
+    """Return the oldest five transactions of this database except this one. `idle_s` is NULL unless the backend
+    is idle inside its transaction. With pg_read_all_stats, the transactions of other roles are included.
     Columns: what, age_s, idle_s."""
     connections: _DoctorConnections
     """Return how many connections are used, of all databases, and how many an ordinary role may open.
@@ -583,7 +583,7 @@ class _Doctor:
     Columns: queue, version, wait_s, jobs."""
     alerts: _DoctorAlerts
     """Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
-    was there; NULL: none ever was.
+    was there, or NULL if there never was one.
     Columns: n, wait_s, seen_s."""
     table_statistics: _DoctorTableStatistics
     """Return what autovacuum and updates do to these tables.
@@ -660,22 +660,22 @@ class _EventExportsRemoveRuns(Named):
 
 class _EventExports:
     create: _EventExportsCreate
-    """Note who exports, from the events on that are there now."""
+    """Register an export, which begins with the events after the present ones."""
     take: _EventExportsTake
-    """Take or keep the export for `lease_s` seconds and return how far it is. No row: another
+    """Take or keep the export for `lease_s` seconds and return how far it is. Returns no row if another
     process has it.
     Columns: node_event, ingest_event."""
     release: _EventExportsRelease
     """Let another process take the export at once."""
     advance: _EventExportsAdvance
-    """Note that all events up to these are exported. No row: another process has the export.
+    """Note that all events up to these are exported. Returns no row if another process has the export.
     Columns: name."""
     last_ids: _EventExportsLastIds
     """Return the last event ids that any transaction has taken, committed or not.
     Columns: node_event, ingest_event."""
     transactions: _EventExportsTransactions
-    """Return the transactions that run now, but for this one; prepared ones are among them. Each
-    holds the lock of its own id until it ends."""
+    """Return the transactions that run now, except this one, including prepared ones. Each holds the
+    lock of its own id until it ends."""
     events: Mapping[str, _EventExportsEvents]
     """Return up to `batch` events whose ids are in one of the ranges.
     Columns: actor, id, job_id, attempt, event_type, claim_no, worker_id, host_label, queue, elapsed_s, error, created_at."""
@@ -686,8 +686,7 @@ class _EventExports:
     add_runs: _EventExportsAddRuns
     """Note runs with exported events, whose own end is to be exported."""
     ended_runs: _EventExportsEndedRuns
-    """Return up to `batch` of these runs that are over. A run that is not there any more has no
-    workflow.
+    """Return up to `batch` of these runs that are over. The workflow of a deleted run is NULL.
     Columns: run_id, name, status, error, generation, priority, created_at, queued_at, started_at, finished_at, traceparent."""
     remove_runs: _EventExportsRemoveRuns
     """Forget runs whose end is exported."""
@@ -720,16 +719,16 @@ class _EventsSuspend(Named):
 
 class _Events:
     send: _EventsSend
-    """Insert an event. No row: there is one of this name and key already, which stays.
+    """Insert an event. Returns no row if there is one of this name and key already, which stays.
     Columns: created_at."""
     newest: _EventsNewest
-    """Return the newest events. `name` NULL: of every name.
+    """Return the newest events, of every name if `name` is NULL.
     Columns: name, key, value, created_at."""
     prune: _EventsPrune
     """Delete up to `batch` events that are older than `days` days."""
     wake_waiting: _EventsWakeWaiting
     """Wake up to `most` jobs of each family whose event is there although they wait for it; return how
-    many. `name` NULL: whatever the event, else of this name and key."""
+    many. Only events of this name and key count, or all if `name` is NULL."""
     wait: Mapping[str, _EventsWait]
     """Begin or continue a wait of a claimed job: for an event of this name and key, or, for the kind
     `sleep`, for the time alone. One row: `state` is `done`, with the value of the event or `default`
@@ -794,19 +793,19 @@ class _FailureAlerts:
     pending: _FailureAlertsPending
     """Return whether there is any row. It locks nothing."""
     lock: _FailureAlertsLock
-    """Lock the state of all senders. No row: another sender has it, or none was announced.
+    """Lock the state of all senders. Returns no row if another sender has it, or none was announced.
     Columns: ."""
     free: _FailureAlertsFree
-    """Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
-    for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
-    a statement after the lock, and reads the clock, to see what the last holder of the lock has done."""
+    """Return how many calls the state still allows within a minute: `per_minute` minus the calls of the last minute, or 0
+    for a minute after the limit was reached. A time in the future, after the clock was set back, does not count. It is
+    a separate statement after the lock, and reads the clock, so that it sees the writes of the last holder of the lock."""
     expire: _FailureAlertsExpire
-    """Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
-    `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each.
+    """Delete what was sent over a minute ago. Of the rows that no sender has at present, delete the ones over
+    `max_age_s` old and the ones that were taken `tries` times. Return `is_sent` of each.
     Columns: kind, subject, is_sent, claims."""
     waiting: _FailureAlertsWaiting
-    """Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
-    senders for `patience_s`."""
+    """Count the rows that a sender of `app` may take, up to two. If another app has a function for a row, it is left to
+    that app's senders for `patience_s`."""
     take: _FailureAlertsTake
     """Take the oldest row for `lease_s` seconds. MATERIALIZED: a subquery that the plan runs once for each row would find
     the next oldest each time, and take them all.
@@ -818,10 +817,10 @@ class _FailureAlerts:
     quiet: _FailureAlertsQuiet
     """Note that the limit is reached: nothing is sent for a minute."""
     sent: _FailureAlertsSent
-    """Mark what a sender took as sent: one row stays for a minute, to count against the limit.
-    Nothing happens if another sender has it now."""
+    """Mark what a sender took as sent: one row stays for a minute, to count against the limit. It
+    changes no row that another sender has now."""
     prune: _FailureAlertsPrune
-    """Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old."""
+    """Delete failures that will not be sent: no sender was there within its time, or they are over a week old."""
 
 failure_alerts: _FailureAlerts
 
@@ -861,12 +860,12 @@ class _Failures:
     next instants.
     Columns: kind, id, at, error, name, queue, host_label, run_id, node_id."""
     traceback: _FailuresTraceback
-    """Return the traceback of a job's last failure. No row: none is recorded. `run` and `node`: NULL of an ingest job."""
+    """Return the traceback of a job's last failure. Returns no row if none is recorded. `run` and `node`: NULL of an ingest job."""
     seen: _FailuresSeen
     """Return the marks of these signatures.
     Columns: signature, until, seen_at, seen_by."""
     mark_seen: _FailuresMarkSeen
-    """Mark a signature as seen until a time, by this actor or (NULL) the one of the transaction. Delete marks over a year old."""
+    """Mark a signature as seen until a time, by this actor, or by the transaction's actor if NULL. Delete marks over a year old."""
     unmark_seen: _FailuresUnmarkSeen
     """Delete the mark of a signature."""
 
@@ -890,21 +889,20 @@ class _HandbackWaitingUnknown(Named):
 
 class _Handback:
     hand_back: Mapping[str, _HandbackHandBack]
-    """Give up claims, of several workers too, counting nothing: each job is queued again, or
-    cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
-    wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
+    """Give up claims, also of several workers, without counting an attempt. Each job is queued again, or
+    cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs wait
+    first. `front`: they get at least the priority `band`. `error`: the text that a queued job shows
     until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
     A claim without a row is lost."""
     strays: Mapping[str, _HandbackStrays]
-    """Return the claims of a worker but those whose rows somebody else has locked.
+    """Return the claims of a worker, except rows that another transaction has locked.
     Columns: id, worker_id, claim_no."""
     unknown: _HandbackUnknown
-    """Return which workers did not know a node since it was last handed back for another reason or
-    ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
-    live workers that take such jobs, have not met it, and report it or no list of their nodes.
-    `known`: one of these reports it. `keep_for`: the host of one of these, of one that reports it if
-    there is one, without a host where a live worker has met it. The history of a node is indexed by run and node. No row: there
-    is no such job.
+    """Return which workers did not know a node since it was last handed back for another reason or ended: how often (`times`),
+    `age_s` of the first time, the `workers`, and the `others`: up to 20 live workers that take such jobs, have not met it, and
+    report it or no list of their nodes. `known`: one of these reports it. `keep_for`: the host of one of these, of one that
+    reports it if there is one, without a host where a live worker has met it. The history of a node is indexed by run and node.
+    Returns no row if the job does not exist.
     Columns: times, age_s, workers, known, others, keep_for."""
     waiting_unknown: _HandbackWaitingUnknown
     """Return the nodes that workers have handed back because they do not know them. A row has the queue,
@@ -965,16 +963,16 @@ class _HistoryRowsFeed(Named):
 
 class _HistoryRows:
     run: _HistoryRowsRun
-    """Return a run without its definition and context, the time of this read, and the seconds since it was queued. No row:
-    no such run."""
+    """Return a run without its definition and context, the time of this read, and the seconds since it was queued. Returns
+    no row if the run does not exist."""
     nodes: _HistoryRowsNodes
-    """Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all."""
+    """Return the jobs of a run's nodes in the order in which they were queued; only `nodes`, unless it is NULL."""
     node: _HistoryRowsNode
     """Return one node job, with the columns of `nodes`."""
     ingest_job: _HistoryRowsIngestJob
     """Return one ingest job."""
     node_events: _HistoryRowsNodeEvents
-    """Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+    """Return the events of a run's nodes, the oldest first; only of `nodes`, unless it is NULL.
     Columns: node_id, id, job_id, attempt, event_type, claim_no, worker_id, host_label, elapsed_s, error, detail, created_at."""
     ingest_events: _HistoryRowsIngestEvents
     """Return the events of an ingest job, the oldest first, each with its actor.
@@ -997,11 +995,11 @@ class _HistoryRows:
     """Return runs and jobs whose id is in a range and starts so, at most `limit` of each kind.
     Columns: kind, id."""
     feed: _HistoryRowsFeed
-    """Return the time of the database with each event of a job, and with the state of each run that may have changed.
-    The events of both kinds of jobs from `since` on (NULL: of the last `late_s` seconds) come in the order of their
-    transactions' start, after the event with this place (`at`, `kind`, `id`; NULL: from the first). The runs are of these
-    events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come, the
-    newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone."""
+    """Return the time of the database with each event of a job, and with the state of each run that may have changed. The
+    events of both kinds of jobs from `since` on (if NULL, of the last `late_s` seconds) come in the order of their
+    transactions' start, after the event with this place (`at`, `kind`, `id`; if NULL, from the first). The runs are of
+    these events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come,
+    the newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone."""
 
 history_rows: _HistoryRows
 
@@ -1062,21 +1060,21 @@ class _IngestJobs:
     nothing is written.
     Columns: place, id, same."""
     insert_once: _IngestJobsInsertOnce
-    """Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`,
-    by `actor`. If a job has its idempotency key, whatever its window: return that job, and whether
-    it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`.
+    """Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`, by
+    `actor`. If a job has its idempotency key, whatever its window: return that job, and whether it has
+    the same task, queue and args. Returns no row if the job is queued, under the first id of `prefix`.
     Columns: id, status, lost, same."""
     state: _IngestJobsState
     """Return how far a job is, and whether its claim is lost."""
     get: _IngestJobsGet
-    """Return one ingest job with every column. No row: there is no such job."""
+    """Return one ingest job with every column. Returns no row if the job does not exist."""
     count_by_status: _IngestJobsCountByStatus
     """Count all ingest jobs, by queue and status.
     Columns: queue, status, n."""
     find: _IngestJobsFind
-    """List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
-    only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
-    error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter."""
+    """List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`: only jobs with a smaller
+    `seq`, for the next page. `text`: part of the id, the task, a key or the error. `lost`: only running jobs whose claim is
+    lost, or only the other running jobs. Reads the table once, since no index serves every filter."""
     lock: _IngestJobsLock
     """Lock these jobs, in one order, so that no two callers wait for each other. Jobs that do not
     exist are left out.
@@ -1127,19 +1125,19 @@ class _InputAnswersCompleteNode(Named):
 
 class _InputAnswers:
     submit: _InputAnswersSubmit
-    """Store an answer to a node and return its row. No row: another answer to the node is in flight.
+    """Store an answer to a node and return its row. Returns no row if another answer to the node is in flight.
     Columns: id, run_id, node_id, value, status, error, claimed_at, created_at, processed_at, attempts, available_at."""
     hold_node: _InputAnswersHoldNode
     """Keep other transactions from ending the wait of an input node by its time-out until this one
     ends. The function locks the row, so that a role that submits answers needs no right to nodes."""
     next_due: _InputAnswersNextDue
-    """Return the id of the oldest answer that is due and not locked, without those of
-    `set_aside`. An answer that is `processing` for longer than `after_s` seconds is due again, as is
-    one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
-    Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000."""
+    """Return the id of the oldest answer that is due and not locked, without those of `set_aside`. An
+    answer that is `processing` for longer than `after_s` seconds is due again. So is an answer whose
+    `claimed_at` is in the future, which no claim wrote and which would never become due. Each half
+    walks its index, since sorting all waiting answers for each of them takes hours for 20,000."""
     claim: _InputAnswersClaim
-    """Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
-    which is locked. No row: another transaction has it, or it is not due any more.
+    """Claim an answer that is still due, as in `next_due`, count the attempt and return the row, which
+    is locked. Returns no row if another transaction has it, or it is not due any more.
     Columns: id, run_id, node_id, value, status, error, claimed_at, created_at, processed_at, attempts, available_at."""
     finish: _InputAnswersFinish
     """Record that the node of an answer was completed with it."""
@@ -1149,11 +1147,11 @@ class _InputAnswers:
     """Make a claimed answer due again later, without counting its claim as an attempt."""
     count_failure: _InputAnswersCountFailure
     """Count a failed attempt, make the answer due again later, and return how many attempts failed.
-    No row: the answer is over."""
+    Returns no row if the answer is over."""
     complete_node: _InputAnswersCompleteNode
-    """Complete a node that waits for an answer, with the answer or the default. No row: it does not
-    wait.
-    `by` is the origin of the value in the event: `input` for an answer, `timeout` for the default."""
+    """Complete a node that waits for an answer, with the answer or the default. Returns no row if it
+    does not wait. `by` is the origin of the value in the event: `input` for an answer, `timeout` for
+    the default."""
 
 input_answers: _InputAnswers
 
@@ -1190,10 +1188,10 @@ class _InputTimeouts:
     """Return the job of the oldest wait that is over and not locked, without those of
     `set_aside`."""
     lock_wait: _InputTimeoutsLockWait
-    """Lock the wait of a job. No row: it is not over, or another transaction holds it.
+    """Lock the wait of a job. Returns no row if it is not over, or another transaction holds it.
     Columns: ."""
     lock_job_if_free: _InputTimeoutsLockJobIfFree
-    """Lock the row of a job. No row: another transaction has it locked, or there is no such job.
+    """Lock the row of a job. Returns no row if another transaction has it locked, or the job does not exist.
     Columns: ."""
     overdue: _InputTimeoutsOverdue
     """Return the job of a wait, with NULL in each column if the job is gone. `answered`: an answer is
@@ -1205,7 +1203,7 @@ class _InputTimeouts:
     extend_wait: _InputTimeoutsExtendWait
     """Let the wait of a job end `more_s` seconds from now."""
     fail_node: _InputTimeoutsFailNode
-    """Fail a node that waited too long for its answer. No row: it does not wait."""
+    """Fail a node that waited too long for its answer. Returns no row if it does not wait."""
 
 input_timeouts: _InputTimeouts
 
@@ -1242,12 +1240,12 @@ class _InstalledObjects:
     """Return what is installed, one row a part.
     Columns: part, checksum, package_version, objects."""
     record: _InstalledObjectsRecord
-    """Record that a part is installed, in the place of what was recorded of it."""
+    """Record that a part is installed; replaces its earlier record."""
     forget: _InstalledObjectsForget
     """Delete the record of every part."""
     settings: _InstalledObjectsSettings
-    """Set what a transaction needs before it creates functions: they may call each other in any order,
-    and `SET search_path FROM CURRENT` stores this path with those that run as their owner."""
+    """Prepare a transaction that creates functions: they may call each other in any order, and `SET
+    search_path FROM CURRENT` stores this path with the functions that run as their owner."""
     limit_lock_wait: _InstalledObjectsLimitLockWait
     """Limit the transaction's next statements to half of the server's deadlock_timeout, 100 ms at the
     most: every writer waits behind a waiting lock, so wait briefly and rarely."""
@@ -1271,8 +1269,8 @@ class _JobEventsNoteLoggedError(Named):
 
 class _JobEvents:
     add: Mapping[str, _JobEventsAdd]
-    """Append an event to the history of a job, of a node in which an attempt is a smallint. No row: the
-    run of the node is gone.
+    """Append an event to the history of a job, of a node in which an attempt is a smallint. Returns no
+    row if the run of the node is gone.
     Columns: id."""
     note_logged_error: _JobEventsNoteLoggedError
     """Append the error that the handler of an ingest job logged, unless the claim is lost."""
@@ -1298,20 +1296,20 @@ class _JobPartsStreamingNodes(Named):
 class _JobParts:
     add: Mapping[str, _JobPartsAdd]
     """Add parts, one element of each array a part, from number `first` on, and wake the readers. Return
-    whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
+    whether the claim holds, and whether the earlier parts are stored; if not, no part is added. The
     first part of a claim deletes those of all earlier claims but the last two that have any, so a job
     that runs again and again stores no more than three attempts.
     Columns: held, follows, notified."""
     behind: _JobPartsBehind
-    """Return the next parts of a job behind a claim and number, of a name if it is given, with the job's
-    status and claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are
-    left out; `found` counts them too. One row without a part if there is none; no row: no such job.
+    """Return the next parts of a job behind a claim and number, of a name if it is given, with the job's status and
+    claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are left out; `found`
+    counts them too. Returns one row without a part if there is none, and no row if the job does not exist.
     Columns: status, job_claim, last_claim, last_seq, claim_no, seq, name, part, created_at, found."""
     job_of_node: _JobPartsJobOfNode
     """Return the id of the job of a node; no row: the run or its node does not exist yet."""
     streaming_nodes: _JobPartsStreamingNodes
     """Return the nodes of a run that have streamed, with the place of the last part of each. `live`: only
-    those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes.
+    nodes that have not ended, or ended in the last 10 s. Only `nodes`, unless it is NULL.
     Columns: job_id, node_id, claim_no, seq."""
 
 job_parts: _JobParts
@@ -1338,16 +1336,16 @@ class _JobStepsForgetFrom(Named):
 
 class _JobSteps:
     begin: Mapping[str, _JobStepsBegin]
-    """Begin a step of a claimed job, or find that it is done. One row: the step as it was before
-    (`state` NULL: there was none), `attempts` if it begins now, and whether the claim holds. A step
+    """Begin a step of a claimed job, or find that it is done. Returns one row: the step as it was before
+    (`state` is NULL if it is new), `attempts` if it begins now, and whether the claim holds. A step
     that is done is only read, which locks nothing. A cursor whose arguments differ does not begin.
     Columns: state, output, arguments_hash, arguments, position, attempts, held."""
     end: Mapping[str, _JobStepsEnd]
-    """Record how a step ended that this claim has begun, and return its output as it is stored. No row:
-    the claim is lost, or another one has begun the step again.
+    """Record how a step ended that this claim has begun, and return its output as it is stored. Returns
+    no row if the claim is lost, or another one has begun the step again.
     Columns: output."""
     store_cursors: Mapping[str, _JobStepsStoreCursors]
-    """Store how far cursors are, one element of each array a cursor. Those of a lost claim are left out."""
+    """Store how far cursors are, one element of each array a cursor. Cursors of a lost claim are left out."""
     of_job: _JobStepsOfJob
     """Return the steps of a job in the order in which they began first.
     Columns: kind, name, key, state, output, error, arguments, position, claim_no, attempts, crashes, due_at, started_at, ended_at."""
@@ -1384,9 +1382,9 @@ class _Logs:
     """Return the logs of these jobs' attempts, of one job family.
     Columns: job_id, claim_no, head, tail, cut_bytes, updated_at."""
     nodes_that_logged: _LogsNodesThatLogged
-    """Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
-    at any time. `nodes` NULL: of all its nodes.
-    `of_jobs` reads the logs, which may be large.
+    """Return which nodes of a run wrote to a log since a time, the last to write last. If `since` is
+    NULL, the time does not matter; if `nodes` is NULL, all nodes count. `of_jobs` reads the logs,
+    which may be large.
     Columns: node_id, queue, job_id, updated_at."""
 
 logs: _Logs
@@ -1406,13 +1404,13 @@ class _ManualChangesParkNode(Named):
 class _ManualChanges:
     complete: Mapping[str, _ManualChangesComplete]
     """Complete a job that is not over, whichever worker has it. A trigger records the event of an ingest job that did not run: it
-    is locked first, so that it is not handed back meanwhile. `rss`: the peak memory of a node. No row: it is over, or there is
-    no such job."""
+    is locked first, so that it is not handed back meanwhile. `rss`: the peak memory of a node. Returns no row if it is over,
+    or the job does not exist."""
     fail: Mapping[str, _ManualChangesFail]
     """Fail a job as `complete` completes it."""
     park_node: _ManualChangesParkNode
-    """Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
-    already, or there is no such job."""
+    """Let a node that is not over wait for an answer, whichever worker has it. Returns no row if it is
+    over, waits already, or the job does not exist."""
 
 manual_changes: _ManualChanges
 
@@ -1496,9 +1494,9 @@ class _Maps:
     fail: _MapsFail
     """Fail the node of a map, if it is open."""
     nodes: _MapsNodes
-    """Return how many nodes the items of these maps have, with those of the maps inside the items."""
+    """Return how many nodes the items of these maps have, including the nodes of the maps inside the items."""
     generation: _MapsGeneration
-    """Return the generation in which a map was opened last. No row: it was not opened."""
+    """Return the generation in which a map was opened last. Returns no row if it was not opened."""
     opened: _MapsOpened
     """Return the items of a map that were opened and have not ended.
     Columns: key, item, error."""
@@ -1593,15 +1591,15 @@ class _Metrics:
     bounds: _MetricsBounds
     """Return the upper bounds of the buckets of histograms."""
     totals: _MetricsTotals
-    """Return what is counted so far.
+    """Return the totals that are counted so far.
     Columns: metric, name, label, bucket, n, seconds."""
     by_pages: Mapping[str, _MetricsByPages]
     """Let the planner read the pages of a table once each for the rest of this transaction, if it has
     no statistics. It would fetch each queued row by the index alone, which takes twice as long
     before the first VACUUM."""
     waiting: Mapping[str, _MetricsWaiting]
-    """Count the queued jobs of each queue by what holds them back; `ready`: nothing does. Each part
-    walks an index that has only such jobs.
+    """Count the queued jobs of each queue by the reason that holds them back; `ready` jobs have none.
+    Each part walks an index that has only such jobs.
     Columns: queue, why, n."""
     oldest_nodes: _MetricsOldestNodes
     """For each queue, return the age of its oldest node job that is not blocked. The statement steps from version to version
@@ -1755,14 +1753,13 @@ class _Models:
     Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at."""
     newest_request: _ModelsNewestRequest
     """Return the newest request for a worker past number `after`, and the stop policy by which its
-    queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
-    another process. No row: there is none.
+    queue is OFF now, NULL if it is on. A request that is older than the worker was meant for another
+    process. Returns no row if there is none.
     Columns: host_label, worker_id, action, model, requested_by, request_no, requested_at, off_policy."""
     on_workers: _ModelsOnWorkers
-    """Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
-    request as each reported them, the models that its host knows, and its host's GPUs in the
-    latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
-    dead.
+    """Return the gpu workers seen within a day, of one host, or of all if NULL: the model and the
+    request as each reported them, the models that its host knows, and its host's GPUs in the latest
+    sample within a minute (else NULL). One that was not seen for `stale_s` seconds is dead.
     Columns: worker_id, host_label, pid, state, job_ids, card, model, request, last_seen, age_s, known_models, gpus."""
 
 models: _Models
@@ -1813,20 +1810,20 @@ class _NodesSetInputSpec(Named):
 
 class _Nodes:
     enqueue: _NodesEnqueue
-    """Queue one node of a run, in the generation of the run, and return the id of its job. No row:
-    there is no such run, or the run has such a node.
+    """Queue one node of a run, in the generation of the run, and return the id of its job. Returns no
+    row if the run does not exist, or the run has such a node.
     Columns: id."""
     same_node: _NodesSameNode
-    """Return the id of a node's job, and whether it was queued with this content. No row: the run has no
-    such node.
+    """Return the id of a node's job, and whether it was queued with this content. Returns no row if the
+    run has no such node.
     Columns: id, is_same."""
     insert_planned: _NodesInsertPlanned
     """Insert the rows of a plan, a JSON array of objects, and return how many are new or opened again.
     A node that has a row keeps it, unless it failed or was cancelled in an earlier generation."""
     get: _NodesGet
-    """Return a node job. No row: there is no such job."""
+    """Return a node job. Returns no row if the job does not exist."""
     get_by_node: _NodesGetByNode
-    """Return the job of a node. No row: the run has no such node yet."""
+    """Return the job of a node. Returns no row if the run has no such node yet."""
     of_run: _NodesOfRun
     """Return all jobs of a run, the oldest first."""
     among: _NodesAmong
@@ -1837,8 +1834,8 @@ class _Nodes:
     context: _NodesContext
     """Return a run's context with the `context_delta` of each completed node under the node's id, and
     the JSON type of the context. An empty delta does not replace the context's own member. `heads`
-    NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
-    no object, and if its `size` in bytes, as a jsonb, is more than `most`.
+    names the members to return, by a look-up per node; NULL stands for all. The context is NULL if
+    it is not an object, and if its `size` in bytes, as a jsonb, is more than `most`.
     Columns: kind, size, context."""
     set_resolved_inputs: _NodesSetResolvedInputs
     """Store the inputs that a node received and return its row."""
@@ -1873,11 +1870,11 @@ class _Outbox:
     in `set_aside` and, unless `undefined`, runs without a definition. Reads 5,000 events at most."""
     open_events: _OutboxOpenEvents
     """Return a run's open events that are due, the oldest first, each with the status and the error of
-    its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
-    per event: without it, it may read every version of the run's rows.
+    its node. If `only` is given, only the event with this id. LIMIT 1 forces one look-up per event;
+    without it, the join may read every version of the run's rows.
     Columns: id, node_id, kind, attempts, node_status, node_error."""
     close: _OutboxClose
-    """Close events. `error` not NULL: they are poison, and this is why."""
+    """Close events. If `error` is not NULL, they are poison, and it is the reason."""
     postpone: _OutboxPostpone
     """Count a dispatch that failed, make the event due again later, and return how many failed."""
     unprocessed: _OutboxUnprocessed
@@ -1968,8 +1965,8 @@ class _OverviewUnfinished(Named):
 
 class _Overview:
     nodes: _OverviewNodes
-    """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
-    these, and the queued ones of which an attempt failed."""
+    """Return the nodes of a run: first those that run, wait for input or failed. With `live_only`, only
+    these and queued nodes with a failed attempt."""
     maps: _OverviewMaps
     """Return the maps of a run's definition: their items by state, and the nodes of the items.
     Columns: node_id, total, done, failed, open, nodes."""
@@ -1990,12 +1987,12 @@ class _Overview:
     """Count how often a node of a run was taken back from a worker that died. Lapses count until the
     next recorded end of the node."""
     runs_ahead: _OverviewRunsAhead
-    """Count the runs that were submitted before this one, are no less urgent, and have work to do
-    now. A run that only waits for a person has none.
+    """Count the runs that were submitted before this one, are at least as urgent, and have work to do
+    now. A run that only waits for a person does not count.
     Columns: n, names, first."""
     find: _OverviewFind
-    """Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it.
-    Ids are chosen at the insert, so a run and a job may share one.
+    """Return the run or job with this id: the run first, or the job first if `jobs_first`. Returns no
+    row if neither exists. Ids are chosen at the insert, so a run and a job may share one.
     Columns: rank, kind, status, run_id, name."""
     running_under: _OverviewRunningUnder
     """Return the running jobs that have this id or belong to the run that has it, with their workers.
@@ -2095,10 +2092,10 @@ class _Pages:
     (`gone`); whether there is any run or ingest job.
     Columns: asked, asked_s, failed_at, error, failed, event, late, switches, gone, any_run."""
     questions: _PagesQuestions
-    """Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
-    `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
-    the spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet.
-    `due_at`: when the wait ends by itself, with `default` as the answer if it `has_default`; NULL: never.
+    """Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, after the place
+    `after` and `after_seq`, or from the first if NULL. A spec and a default over `most` bytes are NULL. `asked` changes with the
+    spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet. `due_at`:
+    when the wait ends by itself, with `default` as the answer if it `has_default`, or NULL if it never ends by itself.
     Columns: run_id, workflow_name, out_dir, node_id, job_id, seq, due_at, has_default, default, input_spec, is_known, asked, since, waiting_s, answered."""
     new_questions: _PagesNewQuestions
     """Return how many nodes of running runs began to wait for an answer after `since`, up to `most`."""
@@ -2116,24 +2113,24 @@ class _Pages:
     without any, and how many failed.
     Columns: id, status, created_at, started_at, finished_at, elapsed_s, p50_s, p95_s, longest_s, failures."""
     nodes_of_runs: _PagesNodesOfRuns
-    """Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
-    nodes are read.
+    """Return the nodes of these runs that fail most, then the slowest, items of a map as one. It reads `most`
+    nodes of each run.
     Columns: name, nodes, failed, p50_s, p95_s."""
     runs_to_change: _PagesRunsToChange
     """Return these runs in their order, each with how many of its nodes wait, wait for a child run, and run, up to `most`.
     Columns: id, workflow_name, status, waiting, children, running."""
     node_jobs: _PagesNodeJobs
-    """Return nodes that are queued or running, whichever the status is, in the order of the claim, from the one behind this
-    `priority` and `seq` on (NULL: from the first). A filter that is NULL matches every node. No plan is kept. The conditions
-    are those of indexes, which have no other nodes.
+    """Return nodes that are queued or running, of either status, in the order of the claim, after this `priority` and `seq`, or
+    from the first if NULL. A filter that is NULL matches every node. No plan is kept. The conditions are those of indexes,
+    which have no other nodes.
     Columns: id, run_id, node_id, node_module, queue, status, priority, seq, created_at, started_at, host_label."""
     task_jobs: _PagesTaskJobs
-    """Return the ingest jobs that fit the filters, the newest first, from the one behind the `seq` `before` on (NULL: from the
-    first). `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
+    """Return the ingest jobs that fit the filters, the newest first, after the job with the `seq` `before`, or from the first
+    if NULL. `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
     the list only if it `fits`. A filter that is NULL matches every job."""
     named: _PagesNamed
     """Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
-    or `key`, in which the newest `most` ingest jobs or a running node have it. No row: none has it.
+    or `key`, in which the newest `most` ingest jobs or a running node have it. Returns no row if none has it.
     Columns: rank, id, field."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
@@ -2166,8 +2163,8 @@ class _Pending:
     Columns: runs, events, answers, due, run_due_s."""
     sweeps: _PendingSweeps
     """Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
-    lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
-    walks an index in its order: no plan reads a whole table, whatever the statistics say.
+    lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part walks
+    an index in its order, so that no plan reads a whole table, whatever the statistics say.
     Columns: leases, inputs, lock_queues, partitions."""
     silent_jobs: _PendingSilentJobs
     """Return whether a running job of either family was not renewed for `silent_s` seconds."""
@@ -2228,21 +2225,21 @@ class _Permissions:
     of PUBLIC in `revoked`."""
     closed_functions: _PermissionsClosedFunctions
     """Return the functions that this role needs and may not call, or perhaps only through a right of
-    PUBLIC in `revoked`: those that only read, all others for a role that `works`, and those
-    that are `named`. None of the `internal` ones: only functions of the tables' owner call them. No
-    trigger's function: its caller needs no right to it.
+    PUBLIC in `revoked`. These are the functions that only read, all others for a role that `works`,
+    and the `named` ones. Left out are the `internal` ones, which only functions of the tables' owner
+    call, and trigger functions, to which the caller needs no right.
     Columns: right, kind, name."""
     of_public: _PermissionsOfPublic
     """Return the rights that PUBLIC has to functions, tables and sequences of the engine. Migrations
-    give it one: to read what is installed.
+    give it one right, to read what is installed.
     Columns: right, kind, name, grantee."""
     others_functions: _PermissionsOthersFunctions
     """Return the functions of the engine that another role than the owner of the tables owns, and both
     owners.
     Columns: name, owner, owner_of_tables."""
     not_owned: _PermissionsNotOwned
-    """Return what keeps this role from migrating: tables and functions that it does not own, and a
-    schema in which it may not create.
+    """Return the obstacles to a migration by this role: tables and functions that it does not own, and
+    a schema in which it may not create.
     Columns: right, kind, name."""
     excessive: _PermissionsExcessive
     """Return the rights other than SELECT that this role has and does not need, and the grantee of each:
@@ -2280,22 +2277,22 @@ class _PromotionAdmitMissedWaiters(Named):
 
 class _Promotion:
     due_jobs: Mapping[str, _PromotionDueJobs]
-    """Lock and return up to 1,000 delayed jobs whose time has come, of `ids` (NULL: of all) and none of `aside`, the earliest
+    """Lock and return up to 1,000 delayed jobs whose time has come, of `ids` (all if NULL) and not in `aside`, the earliest
     first.
     Columns: id."""
     promote_jobs: Mapping[str, _PromotionPromoteJobs]
     """Make jobs claimable, which the caller has locked; return their ids.
     Columns: id."""
     due_runs: _PromotionDueRuns
-    """As `due_jobs`, of delayed runs.
+    """Do as `due_jobs`, for delayed runs.
     Columns: id."""
     promote_runs: _PromotionPromoteRuns
     """Let orchestrators start runs, which the caller has locked; return their ids.
     Columns: id."""
     admit_missed_waiters: _PromotionAdmitMissedWaiters
     """Admit the first waiter of each lock key that no admitted job has, of both job families, and
-    return how many. The families stand in the order in which a commit takes their locks.
-    A commit that gives up a key admits the next waiter; this statement finds what it missed."""
+    return how many. The families stand in the order in which a commit takes their locks. A commit
+    that gives up a key admits the next waiter; this statement finds the jobs that were missed."""
 
 promotion: _Promotion
 
@@ -2356,10 +2353,10 @@ class _Queues:
     """Pause one partition of a queue, as pause_queue does; return its row.
     Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at."""
     resume_queue: _QueuesResumeQueue
-    """End the pause of a queue, also one that has run out. No row: it had none.
+    """End the pause of a queue, also one that has run out. Returns no row if it had none.
     Columns: queue."""
     resume_partition: _QueuesResumePartition
-    """End the pause of a partition, also one that has run out. No row: it had none.
+    """End the pause of a partition, also one that has run out. Returns no row if it had none.
     Columns: queue."""
     limit_queue: _QueuesLimitQueue
     """Set limits of a queue; return its row. `limits` is a JSON object of columns: null takes a
@@ -2371,8 +2368,8 @@ class _Queues:
     delete_unset_partition: _QueuesDeleteUnsetPartition
     """Delete the row of a partition that is not paused and has no limit of its own."""
     admit_from_partitions: _QueuesAdmitFromPartitions
-    """Admit jobs of the partitions whose time has come, and of those from which no job is
-    admitted. Returns how many partitions of the second kind there were."""
+    """Admit jobs of the partitions whose time has come, and of partitions in which no job is admitted.
+    Returns how many partitions of the second kind there were."""
     settings: _QueuesSettings
     """Return the settings of one queue, or (NULL) of every queue that has some, with `paused`:
     whether it is paused now.
@@ -2383,12 +2380,12 @@ class _Queues:
     """Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
     that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
     its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due and no map
-    that waits for its items (`oldest_s`), and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`)
-    and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind a queue
-    come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no other but
-    those with events of the window: the three conditions are those of indexes."""
+    that waits for its items (`oldest_s`), and of the oldest that is not blocked (`ready_s`); how many jobs came in
+    (`came`) and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind
+    a queue come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no
+    other but those with events of the window: the three conditions are those of indexes."""
     waiting: _QueuesWaiting
-    """Return one queue with settings, or (NULL) each, with the use of its limits.
+    """Return one queue with settings, or each if NULL, with the use of its limits.
     Columns: queue, paused, max_running, rate_limit, rate_period_s, running, due_s, paused_until, paused_by."""
 
 queues: _Queues
@@ -2415,9 +2412,9 @@ class _RecoveryRequeue(Named):
 
 class _Recovery:
     lapsed: Mapping[str, _RecoveryLapsed]
-    """Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: for how many
-    seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others; `had_s`
-    NULL and not `before`: all.
+    """Lock and return up to 100 jobs whose lease has lapsed, of `ids` (all if NULL) and not in `aside`. `had_s`: for how many
+    seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others. If
+    `had_s` is NULL and `before` is false, return all.
     Columns: id."""
     gone: Mapping[str, _RecoveryGone]
     """Like `lapsed`, for jobs whose worker is gone: neither the job nor the worker was renewed for
@@ -2435,9 +2432,9 @@ class _Recovery:
     """Take running jobs, which the caller has locked, from their workers. Count a lapse of each, in a
     row, as `count_crash` counts crashes. The cause of a lapse is unknown."""
     requeue: Mapping[str, _RecoveryRequeue]
-    """Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
-    again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is
-    counted."""
+    """Take running jobs from their workers: the jobs in `ids`, a host's jobs in one queue, or all if these are NULL. A job is
+    queued again with at least the priority `band`, or cancelled if it must end. If `counted`, it counts as ended by the
+    watchdog, else not at all."""
 
 recovery: _Recovery
 
@@ -2485,9 +2482,9 @@ class _Retention:
     pages: _RetentionPages
     """Return how many pages a table has now."""
     old_jobs: _RetentionOldJobs
-    """Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (NULL:
-    of all) and none of `aside`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
-    walked as it lies: an index by time of ending would cost every job. Rows that are locked stay.
+    """Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (all
+    if NULL) and not in `aside`. The `retention_days` of a queue precede `days`; 0 keeps rows forever. The table is read in
+    its physical order, since an index by time of ending would make every job slower. Locked rows stay.
     Columns: id."""
     delete_jobs: _RetentionDeleteJobs
     """Delete ingest jobs, which the caller has locked; return their ids.
@@ -2495,7 +2492,7 @@ class _Retention:
     count_jobs: _RetentionCountJobs
     """Count the ingest jobs that are past their retention."""
     old_runs: _RetentionOldRuns
-    """As `old_jobs`, of runs, up to `limit`. A run stays while it has an open outbox row or a node that has not ended.
+    """Do as `old_jobs`, for up to `limit` runs. A run stays while it has an open outbox row or a node that has not ended.
     Columns: id."""
     delete_runs: _RetentionDeleteRuns
     """Delete runs, which the caller has locked; return their ids. Their nodes, answers and outbox rows go with them.
@@ -2521,8 +2518,8 @@ class _RetryJobsKeyOwner(Named):
 
 class _RetryJobs:
     reopen_ingest: _RetryJobsReopenIngest
-    """Queue failed and cancelled ingest jobs again in a new generation, with all counters at
-    zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
+    """Queue failed and cancelled ingest jobs again in a new generation, with all counters at zero. A
+    trigger adds the event. Returns no row for a job in another state or in the last possible
     generation."""
     key_owner: _RetryJobsKeyOwner
     """Return the job that owns the idempotency key of a job now, and the key.
@@ -2585,30 +2582,30 @@ class _RunPageValue(Named):
 class _RunPage:
     head: _RunPageHead
     """Return a run with its output, its schedule and its first child runs, and the number of nodes of its graph. Values over
-    `most` bytes are NULL. No row: there is no such run."""
+    `most` bytes are NULL. Returns no row if the run does not exist."""
     steps: _RunPageSteps
     """Count the nodes of a run by status, for each step in the order of their start: the node id up to its first slash or
     bracket. The first row counts all of them and has no step; a run without nodes has no row. `of_items`: how many belong
     to items of maps. `finished_at` is NULL while a node has not ended, and `elapsed_s` grows.
     Columns: step, counts, of_items, started_at, finished_at, elapsed_s."""
     nodes: _RunPageNodes
-    """Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
+    """Return the first nodes of a run without their values, in the order of their start. `active`: only nodes that run, wait
     for an answer or failed."""
     events: _RunPageEvents
-    """Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
-    they have their errors and details, and the traceback of this claim.
+    """Return the last events that begin and end the attempts of these nodes, or of all if NULL, the newest first. With a
+    `claim` they have their errors and details, and the traceback of this claim.
     Columns: node_id, event_type, claim_no, worker_id, host_label, elapsed_s, created_at, error, detail."""
     node: _RunPageNode
-    """Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed. No
-    row: it is not queued yet."""
+    """Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed.
+    Returns no row if it is not queued yet."""
     log: _RunPageLog
-    """Return the log of an attempt of a node. No row: nothing is stored.
+    """Return the log of an attempt of a node. Returns no row if nothing is stored.
     Columns: head, tail, cut_bytes, updated_at."""
     job_steps: _RunPageJobSteps
     """Return the first steps of a node's job, in the order in which they began first, without their values.
     Columns: name, key, state, error, attempts, ended_at."""
     map: _RunPageMap
-    """Return the counters of a map. No row: it was not opened yet.
+    """Return the counters of a map. Returns no row if it was not opened yet.
     Columns: node_id, total, done, failed, open, next_position, may_fail, at_once."""
     buckets: _RunPageBuckets
     """Return the worst state of the items in each of so many `buckets` of a map, by position: 0 done, 1 waiting, 2 open,
@@ -2623,10 +2620,10 @@ class _RunPage:
     `state`: done, failed, open or waiting. `text`: a part of the key.
     Columns: position, key, error, state."""
     item: _RunPageItem
-    """Return an item of a map with its value up to `most` bytes. No row: there is none with this key.
+    """Return an item of a map with its value up to `most` bytes. Returns no row if there is none with this key.
     Columns: position, key, error, bytes, item, state."""
     value: _RunPageValue
-    """Return one whole value of a run (`node` NULL: its inputs or output) or of a node: `inputs` or `output`."""
+    """Return one whole value, `inputs` or `output`, of a node, or of the run if `node` is NULL."""
 
 run_page: _RunPage
 
@@ -2765,15 +2762,15 @@ class _Runs:
     insert: _RunsInsert
     """Insert a run with a status and a mode of the caller's choice and return its row."""
     get: _RunsGet
-    """Return a run. No row: there is no such run."""
+    """Return a run. Returns no row if the run does not exist."""
     output: _RunsOutput
-    """Return the output of a run. No row: it has none, or has not completed."""
+    """Return the output of a run. Returns no row if it has none, or has not completed."""
     delete: _RunsDelete
     """Delete a run; its jobs, files, events and answers go with it by their foreign keys."""
     update: _RunsUpdate
-    """Set the columns that `given` names and return the row. No row: there is no such run, or the
-    status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
-    A column that is not given keeps its stored value as it is, also a large one."""
+    """Set the columns that `given` names and return the row. Returns no row if the run does not exist,
+    or the status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a
+    run. A column that is not given keeps its stored value as it is, also a large one."""
     startable: _RunsStartable
     """Return the queued runs that may start now, in the order in which they should, as `head` returns
     them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
@@ -2781,23 +2778,23 @@ class _Runs:
     undefined: _RunsUndefined
     """Return the ids of queued runs that may start now and have no definition yet."""
     head: _RunsHead
-    """Return a run without its definition and context. No row: there is no such run. `born` never
-    raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
-    A run that was deleted and submitted again has another `born`.
+    """Return a run without its definition and context. Returns no row if the run does not exist. `born`
+    never raises, as the cast of an infinite time would. Each change of the row gives it another
+    `version`. A run that was deleted and submitted again has another `born`.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
     lock: _RunsLock
     """Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
-    that reference the run pass this lock. No row: there is no such run.
+    that reference the run pass this lock. Returns no row if the run does not exist.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born."""
     lock_if_free: _RunsLockIfFree
-    """Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
+    """Lock a run as `lock` does. Returns no row if the run does not exist, or another transaction has it locked.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born."""
     definition: _RunsDefinition
     """Return the definition of a run, frozen at its first start; NULL before that."""
     definition_texts: _RunsDefinitionTexts
-    """Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
-    size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
-    small table would read the whole one later.
+    """Return the definitions that these runs have, as text, if they are at most `most` bytes as stored (of any size if
+    NULL). The same definition is always the same text. LIMIT forces a look-up per run, since a plan that was made for a
+    small table would read the whole table later.
     Columns: id, text."""
     context_type: _RunsContextType
     """Return the JSON type of a run's context, as `object`."""
@@ -2808,9 +2805,9 @@ class _Runs:
     start: _RunsStart
     """Change a queued run to running."""
     start_fresh: _RunsStartFresh
-    """Start a run that never started: freeze its definition, change it to running, insert its first
-    nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
-    No row: there is no such run, its context is no object, or it has changed since the caller read its `version`."""
+    """Start a run that never started: freeze its definition, change it to running, insert its first nodes. Return how
+    many nodes it inserted, or NULL if the run has changed since the caller read it, or is locked. Returns no row
+    if the run does not exist, its context is no object, or it has changed since the caller read its `version`."""
     set_out_dir: _RunsSetOutDir
     """Store the folder of a run that has none, and return the run's folder."""
     complete: _RunsComplete
@@ -2824,12 +2821,12 @@ class _Runs:
     """Return the ids of running runs after the id `after`, in their order. OFFSET 0 keeps it from
     walking the runs that have ended."""
     stalled: _RunsStalled
-    """Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
-    `quiet_s`: for how many seconds no node of them has ended."""
+    """Of these runs, return the ones that cannot move forward; see `queue_workflows_stalled_runs`.
+    `quiet_s`: seconds without an ended node before a run counts."""
     stopper: _RunsStopper
     """Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
     more. A node that ends the run comes first. A failed item is left out, because its map decides
-    whether the run fails. Left out are also nodes of an earlier generation, which run again, and
+    whether the run fails. Also left out are nodes of an earlier generation, which run again, and
     nodes that were deleted before an upgrade, since it queues them again if its definition has them.
     Columns: node_id, status, error."""
     delay_start: _RunsDelayStart
@@ -2838,8 +2835,8 @@ class _Runs:
     reopen: _RunsReopen
     """Queue a failed or cancelled run again and return its row; a trigger raises its generation."""
     reopen_two_generations_on: _RunsReopenTwoGenerationsOn
-    """Queue a run that is over again, two generations on, and return its row. The generation between
-    is that of the nodes which `cancel_nodes_again` changes."""
+    """Queue a run that is over again, two generations on, and return its row. The nodes that
+    `cancel_nodes_again` changes get the generation in between."""
     cancel_nodes_again: _RunsCancelNodesAgain
     """Change nodes of a reopened run to cancelled in an earlier generation, so that its start opens
     them. No other write could take them out of a terminal state."""
@@ -2883,7 +2880,7 @@ class _SamplesPrune(Named):
 
 class _Samples:
     put: _SamplesPut
-    """Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
+    """Store a hardware sample in the ring of its interval (in none if NULL) and, if requested, notify
     it on the channel hw_metrics. The commit does not wait for the disk."""
     between: _SamplesBetween
     """Return the samples of a host between two instants, the oldest first. `since` NULL stands
@@ -2894,7 +2891,7 @@ class _Samples:
     Only the slots of that time are read, as queue_workflows_put_sample() counts them.
     Columns: host_label, sampled_at, sample."""
     last: _SamplesLast
-    """Return the last sample of a host between two instants. No row: there is none.
+    """Return the last sample of a host between two instants. Returns no row if there is none.
     Columns: every_s, sampled_at, sample."""
     hosts: _SamplesHosts
     """Return the hosts that have samples."""
@@ -2955,7 +2952,7 @@ class _ScheduleDefinitionsFind(Named):
 class _ScheduleDefinitions:
     put: _ScheduleDefinitionsPut
     """Insert a schedule, or replace the definition of the one of this name, source and app, or bring back one that has left
-    the code of this or another app, changed or not. No row: it is the same already, or of another source or app.
+    the code of this or another app, changed or not. Returns no row if it is the same already, or of another source or app.
     Columns: name, inserted."""
     begin: _ScheduleDefinitionsBegin
     """Let a schedule that the code has changed begin now, by the clock of the scheduler."""
@@ -3043,32 +3040,32 @@ class _ScheduleRows:
     `aside`. A schedule whose task this process does not know is left to others for `patience_s`.
     Each half is one range of the index."""
     wake: _ScheduleRowsWake
-    """Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
+    """Return whether there are schedules, and when the next that `due` returns is due, or NULL if none is planned.
     Columns: any, wake_at."""
     plan: _ScheduleRowsPlan
-    """Store what comes next for a schedule, and which instant was missed."""
+    """Store the next instant of a schedule, and the missed one."""
     notify: _ScheduleRowsNotify
     """Wake the schedulers."""
     plan_again: _ScheduleRowsPlanAgain
-    """Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
-    else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
-    than a jitter, or than `poll_s` for the end of a job."""
+    """Drop instants that a clock which was ahead has planned or found missed. With `all`, of every schedule that is
+    planned after `now`; else only of schedules that fired, skipped, changed or missed an instant after it. In both
+    cases, only if they wait longer than a jitter, or than `poll_s` for the end of a job."""
     fired: _ScheduleRowsFired
-    """Store what a fire made of a schedule."""
+    """Store the new state of a schedule after a fire."""
     fail: _ScheduleRowsFail
     """Store why a schedule cannot fire."""
     claim: _ScheduleRowsClaim
-    """Claim one instant of a schedule. No row: it was claimed before.
+    """Claim one instant of a schedule. Returns no row if it was claimed before.
     Columns: name."""
     last_claimed: _ScheduleRowsLastClaimed
-    """Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none."""
+    """Return the latest instant up to `now` that was claimed, fired or skipped, or NULL."""
     fired_since: _ScheduleRowsFiredSince
     """Return a row if one of the names was claimed for an instant after `since` up to `now`.
     Columns: ."""
     record: _ScheduleRowsRecord
     """Record the outcome of a claimed instant."""
     last_status: _ScheduleRowsLastStatus
-    """Return the status of the job or run of the last fire; NULL: there is none any more."""
+    """Return the status of the job or run of the last fire, or NULL if it was deleted."""
 
 schedule_rows: _ScheduleRows
 
@@ -3117,11 +3114,11 @@ class _SessionsRole(Named):
 
 class _Sessions:
     set_up: _SessionsSetUp
-    """Set what an engine session depends on, whatever the environment, the role and the database say:
-    the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
-    Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
-    no rule holds; only a superuser may set it. A server before version 17 has no
-    transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
+    """Set the parameters that an engine session depends on, whatever the environment, the role and the
+    database say: the timeouts (milliseconds, 0 for none), the isolation, and how values become text
+    and back. Compiling (jit) takes longer than our statements do. Without triggers
+    (session_replication_role) no rule holds; only a superuser may set it. A server before version 17
+    has no transaction_timeout. The encoding is in the DSN. Settings that an operator decides stay:
     search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
     `is_local`: for this transaction alone, since a pooler gives the session to others after it."""
     set_all: _SessionsSetAll
@@ -3149,8 +3146,8 @@ class _TestClock:
     """Let `by` pass: for the start times and the leases of jobs, the start times of runs, outbox rows and answers that are tried
     again later, the timeouts of input nodes, and since workers and hosts were seen."""
     next_due: _TestClockNextDue
-    """Return the seconds until the first instant later than `after` at which something comes due.
-    NULL: nothing waits for a later one."""
+    """Return the seconds until the first instant later than `after` at which something comes due, or
+    NULL if there is none."""
 
 test_clock: _TestClock
 
@@ -3171,8 +3168,8 @@ class _UnservedJobs:
     """Return the queues that are not paused and have a live worker that takes jobs, as one array.
     A worker that was not seen for `stale_s` seconds is not live."""
     block_unserved: _UnservedJobsBlockUnserved
-    """Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
-    and are in none of these queues themselves; return how many."""
+    """Block up to `batch` jobs of a table that hold a lock key for which jobs in these served queues
+    wait, and that are in other queues themselves; return how many."""
     unblock_served: _UnservedJobsUnblockServed
     """Let up to `batch` blocked jobs of a table that are in these served queues wait for their
     lock keys again; return how many."""
@@ -3202,7 +3199,7 @@ class _UpgradesMove(Named):
 class _Upgrades:
     hold_queued: _UpgradesHoldQueued
     """Lock the queued nodes of a run and return their ids, without those that another transaction has
-    locked: a worker claims them, or they change otherwise."""
+    locked: a worker claims or changes them."""
     nodes: _UpgradesNodes
     """Return the nodes of a run, in the order of the queue.
     Columns: node_id, status, generation, is_map."""
@@ -3212,8 +3209,8 @@ class _Upgrades:
     """Delete queued nodes of a run."""
     move: _UpgradesMove
     """Store another definition of a run that is not over, queue the run, so that its start queues what
-    is ready, and record who did it, with `change`. The last 20 moves are kept. No row: the run has
-    ended."""
+    is ready, and record who did it, with `change`. The last 20 moves are kept. Returns no row if the
+    run has ended."""
 
 upgrades: _Upgrades
 
@@ -3251,11 +3248,11 @@ class _WaitingFactsGpuChoices(Named):
 
 class _WaitingFacts:
     jobs: Mapping[str, _WaitingFactsJobs]
-    """Return jobs with the facts that keep them waiting: when each is due, and whether it is due for its host alone (`kept`);
-    the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted next; the
-    limits in force for its partition (its own, else the queue's for partitions), when the next job of it may be admitted
-    (NULL: no time is set) and how many run; whether a worker serves its queue again, if it is blocked because none did.
-    Of a node also the status of its run, and how many items of its map have ended."""
+    """Return jobs with the facts that explain their waiting: when each is due, and whether it is due for its host alone
+    (`kept`); the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted
+    next; the limits in force for its partition (its own, else the queue's for partitions), when its next job may be
+    admitted (NULL if no time is set) and how many run; whether a worker serves its queue again, if it is blocked because
+    none did. For a node, also the status of its run, and how many items of its map have ended."""
     buckets: _WaitingFactsBuckets
     """Return the queued jobs of both families in buckets, the largest first: by queue, by what keeps them (`reason`: the
     blocked_reason, `run_over`, or NULL) and by the object of it (`about`), and by what their workers need. `first_id` is the
@@ -3263,7 +3260,7 @@ class _WaitingFacts:
     `limit`. `most` jobs of a queue, and as many blocked ones, are read; `is_more`: there are more of them.
     Columns: jobs, queue, reason, about, model, version, module, n, first_id, since, is_more, total."""
     run: _WaitingFactsRun
-    """Return the facts that explain why a run waits. No row: no such run.
+    """Return the facts that explain why a run waits. Returns no row if the run does not exist.
     Columns: id, workflow_name, status, available_at, definition."""
     run_nodes: _WaitingFactsRunNodes
     """Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all.
@@ -3278,8 +3275,8 @@ class _WaitingFacts:
     """Return which workers did not know these nodes.
     Columns: id, workers."""
     jobs_ahead: Mapping[str, _WaitingFactsJobsAhead]
-    """Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
-    of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
+    """Count the due jobs before this one in the order of the claim, up to `most`: all of them, and the ones of a better priority.
+    Nodes count only if their run is live. `models`: only nodes without a model or with one of these; NULL allows any.
     Columns: better, every."""
     gpu_choices: _WaitingFactsGpuChoices
     """Return for each of these gpu workers, a JSON array, the choice of its next claim: the model (`can` has each of which it
@@ -3354,21 +3351,21 @@ class _Workers:
     obeys controls and is switched off is draining while it has a job, and else paused or
     parked: then its host's heartbeat is left to age."""
     fill_memory: _WorkersFillMemory
-    """Return a live worker, none of `but`, that has reported running jobs and that it fills one of
-    these memories. No row: there is none.
-    `memory` has ids as in the `memory` of the detail that workers report.
+    """Return a live worker, not in `but`, that has reported running jobs and that it fills one of these
+    memories. Returns no row if there is none. `memory` has ids as in the `memory` of the detail that
+    workers report.
     Columns: worker_id."""
     stop: _WorkersStop
     """Record that a worker ended in good order."""
     last_detail: _WorkersLastDetail
-    """Return what the worker of a process reported of itself last. The ids of the workers of a
-    process start with its prefix. No row: it never reported."""
+    """Return the last report of the worker of a process. The ids of the workers of a process start with
+    its prefix. Returns no row if it never reported."""
     record_death: _WorkersRecordDeath
     """Mark the workers of a process that has ended, unless they are marked, and add how it ended.
     `prefix` begins their ids. They have stopped if `orderly`, else they are dead."""
     clear_model: _WorkersClearModel
-    """Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
-    also sets the heartbeat back by an hour. No row: there is no such heartbeat.
+    """Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale` also
+    sets the heartbeat back by an hour. Returns no row if that heartbeat does not exist.
     Columns: host_label, queue, concurrency, current_model, known_models, last_seen, last_flagged_dead_at, vram_total_mb, detail."""
     clear_heartbeat: _WorkersClearHeartbeat
     """Clear the model in a heartbeat for a worker that leaves, and set the heartbeat back by an
@@ -3376,8 +3373,8 @@ class _Workers:
     heartbeat would make that one count as dead.
     `gone` begins the id of the worker."""
     flag_stale: _WorkersFlagStale
-    """Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have
-    running jobs under their host and queue; return them with the number of those jobs.
+    """Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have running jobs
+    under their host and queue; return them with the number of these jobs.
     Columns: host_label, queue, concurrency, current_model, known_models, last_seen, last_flagged_dead_at, vram_total_mb, detail, running_jobs."""
     list: _WorkersList
     """List the worker processes that have not ended and were seen within a day, for an operator. One that was not seen for

@@ -93,14 +93,14 @@ SELECT b.queue::text, true
    AND NOT EXISTS (SELECT FROM workers w WHERE w.host_label = b.host_label AND w.queue = b.queue)
 
 -- fragment: known_queues()
--- The queues that a worker of any host has served, or that a control row names; `all` in such a row is no queue.
+-- The queues that a worker of any host has served, or that a control row names; `all` in such a row is not a queue.
 SELECT queue FROM workers
  UNION SELECT queue FROM worker_heartbeats
  UNION SELECT queue FROM worker_controls WHERE queue <> 'all'
 
 -- fragment: in_use(s)
 -- The limits of a queue with their use: whether it is `paused`, how many of its ingest jobs run, and in how many seconds
--- its rate allows the next start (`due_s`; NULL: now, or there is no rate).
+-- its rate allows the next start (`due_s`, NULL if it is allowed now or the queue has no rate).
 s.queue, queue_workflows_is_paused(s.paused_at, s.paused_until) AS paused, s.max_running, s.rate_limit, s.rate_period_s,
 (SELECT count(*) FROM ingest_jobs j WHERE j.status = 'running' AND j.queue = s.queue) AS running,
 (SELECT nullif(greatest(0, s.rate_period_s - extract(epoch FROM now())::float8
@@ -205,8 +205,8 @@ SELECT * FROM workflow_dispatch_events
                        WHERE created_at < %(since)s::timestamptz - interval '1 hour' ORDER BY id DESC LIMIT 1), 0)
 
 -- fragment: touched(id, job_id)
--- The jobs, or their runs, that left an event in the window, and those that wait or run. UNION, as a condition with OR
--- would keep the planner from the partial indexes.
+-- The jobs, or their runs, that have an event in the window, and the ones that wait or run. With OR instead of UNION,
+-- the planner would not use the partial indexes.
 SELECT id FROM ingest_jobs WHERE %(whole)s::boolean
 UNION SELECT job_id FROM ingest_job_events
  WHERE NOT %(whole)s::boolean AND job_id IS NOT NULL AND created_at >= %(since)s::timestamptz
@@ -264,7 +264,7 @@ SELECT (job).* FROM done
 was AS MATERIALIZED (SELECT o.id, o.status, o.claimed_by FROM ingest_jobs o WHERE o.id = %(job)s FOR UPDATE)
 
 -- fragment: recorded_if_run(j, event)
--- As `recorded`, for a change by an operator. A trigger records the change of an ingest job that did not run.
+-- Like `recorded`, for a change by an operator. A trigger records the change of an ingest job that did not run.
 RETURNING
 CASE was.status WHEN 'running' THEN  -- ingest only
 queue_workflows_record(j, event, host => was.claimed_by, seconds => %(seconds)s::float8, detail => '{"by": "operator"}')
@@ -378,8 +378,8 @@ now() AS read_at, queue_workflows_is_lost(status, lease_expires_at) AS lost
 coalesce(resolved_inputs, inputs) AS inputs, context_delta AS output, input_spec, vm_rss_mb_peak, child_run_id
 
 -- fragment: of_nodes(records)
--- What is recorded of these nodes of a run, `nodes` NULL: of all. Each is looked up: with statistics from before the run,
--- a search for several reads all nodes of the run.
+-- The recorded outcomes of these nodes of a run, or of all if `nodes` is NULL. Each node is looked up by itself: with
+-- statistics from before the run, a search for several would read all nodes of the run.
 (SELECT * FROM records WHERE run_id = %(run_id)s AND %(nodes)s::text[] IS NULL
  UNION ALL
  SELECT found.* FROM (SELECT DISTINCT unnest(%(nodes)s::text[])) w (name) CROSS JOIN LATERAL (
@@ -520,12 +520,12 @@ unnest(ids) AS i (id) CROSS JOIN LATERAL (SELECT * FROM workflow_runs r WHERE r.
 (r.id || '') COLLATE "C"
 
 -- fragment: is_behind(r)
--- The run comes behind the last one of the page before.
+-- The run comes after the last one of the previous page.
 (p_id IS NULL OR r.created_at < p_at OR {listed_id(r)} > p_id)
 
 -- fragment: fits(r)
 -- The run has the status, the workflow, the schedule, the machine (of one of 1,000 nodes), the inputs and the text that are
--- searched. OFFSET 0 and LIMIT keep the tests of other tables look-ups for each run.
+-- searched. OFFSET 0 and LIMIT make PostgreSQL look up the other tables once per run.
 ((p_status IS NULL OR r.status = p_status) AND (p_workflow IS NULL OR r.workflow_name = p_workflow)
 AND (p_schedule IS NULL
      OR EXISTS (SELECT FROM schedule_fires f WHERE f.run_id = r.id AND f.name = p_schedule OFFSET 0))

@@ -1,7 +1,7 @@
 -- Rights to our functions. This text runs after the functions.
 
--- Grant each function that this installation adds to the roles that may execute all earlier functions of its kind and
--- of the kinds below: 1 those that only read, 2 those that submit, 3 all others. These are the lists of
+-- Grant each function that this installation adds to the roles that may execute all earlier functions of its kind and of
+-- the kinds below: 1 functions that only read, 2 functions that submit, 3 all others. These are the lists of
 -- `queue-workflows connect --for read|submit|work`, so that a role with its own grants can work after an upgrade, and no
 -- role gets more than its list. A function is new if PUBLIC may still execute it. See decision 0031.
 DO $$

@@ -42,10 +42,10 @@ LIMITS = {
         "None and a colon": 0.5,
     },
     "sql": {
-        "a colon for a verb": 16.4,
-        "those, that of, one of": 4.5,
-        "a no instead of a not": 5.7,
-        "what as a noun": 3.3,
+        "a colon for a verb": 9.7,
+        "those, that of, one of": 2.1,
+        "a no instead of a not": 2.8,
+        "what as a noun": 1.5,
         "None and a colon": 0.0,
     },
     "docs": {

@@ -101,7 +101,7 @@ BEGIN
         PERFORM queue_workflows_check_payload(NEW.policy, TG_TABLE_NAME || '.policy');
     END IF;
     IF TG_TABLE_NAME = 'ingest_jobs' THEN
-        -- Of an old row with a bad value every change would cost as much as its whole content.
+        -- If an old row has a bad value, every change would check the whole content of the row.
         IF (NEW.idempotency_window_s NOT BETWEEN 0 AND 31622400
             OR NEW.admitted_at NOT BETWEEN '2000-01-01+00' AND '9999-12-31+00'
             OR greatest(octet_length(NEW.task_name), octet_length(NEW.idempotency_key)) > 1000

@@ -1,7 +1,7 @@
 -- Runs that nodes of other runs have made. A node and its child name each other (`child_run_id`, `parent_run_id` and
--- `parent_node_id`), and nothing is done for a pair of which only one does.
+-- `parent_node_id`), and a pair in which only one names the other is ignored.
 
--- Return how many runs are above this one, 9 at most: a forged cycle has no end.
+-- Return how many runs are above this one, 9 at most, since a forged cycle would never end.
 CREATE OR REPLACE FUNCTION queue_workflows_run_depth(p_run text) RETURNS integer LANGUAGE plpgsql STABLE
 SET enable_seqscan = off AS $$
 DECLARE
@@ -19,7 +19,7 @@ END $$;
 -- Make the run `p_child` (`id`, `workflow`, and `folder`, which is below that of the run) of a node that was just
 -- inserted. A node that waits for its child and was opened again keeps the child it has, if the inputs are the same and
 -- the child has not completed: one that failed or was cancelled is queued again. The child's row is locked first, so
--- that it cannot end unseen. A child that would be the ninth below the first run is refused: the node fails.
+-- that it cannot end unseen. If the child would be the ninth below the first run, the node fails.
 CREATE OR REPLACE FUNCTION queue_workflows_make_child(
     p_run text, p_node text, p_child jsonb, p_context jsonb, p_waits boolean) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -27,7 +27,7 @@ DECLARE
     v_old record;
 BEGIN
     IF p_waits THEN
-        -- By its id alone: the indexes by parent and by workflow have every child of the run, thousands of a map.
+        -- Search by the id alone: the indexes by parent and by workflow have every child of the run, perhaps thousands.
         SELECT r.id, r.status INTO v_old
           FROM workflow_runs r
          WHERE r.id = (SELECT j.child_run_id FROM workflow_node_jobs j WHERE j.run_id = p_run AND j.node_id = p_node)
@@ -80,8 +80,8 @@ BEGIN
     SELECT p_run, p_node, p_status, e.id, e.claim_no, e.generation FROM ended e;
 END $$;
 
--- End the node that waits for a run, in the transaction that ends the run: with the run's output, which is that of its
--- node `__output__`, or with its error.
+-- End the node that waits for a run, in the transaction that ends the run: with the run's output (the output of its
+-- node `__output__`) or with its error.
 CREATE OR REPLACE FUNCTION queue_workflows_child_ended() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE

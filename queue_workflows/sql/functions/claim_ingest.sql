@@ -1,14 +1,14 @@
 -- Finish and claim ingest jobs: one call of a worker is one transaction and one round trip. Planner settings
 -- hold each query to its index, whatever the statistics say (decision 0019).
 
--- Record the completed jobs `p_done`, then claim up to `p_claim` jobs of a queue; return the claimed jobs. The
--- jobs are finished first: one statement for both could keep rows locked that its claim rejected. SQLSTATE
--- QW001: a claim was lost, and nothing was written. The queue's pause and limits come before the claim. If
--- `p_look_ahead_s` is given and fewer than `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the
--- number of seconds after which a limit admits the next job, if nothing was claimed. Its `due_s` is the number of
--- seconds after which the next delayed job is due, if that is within `p_look_ahead_s`. NULL: unknown. `due_s` is also 0 if
--- a job that may have killed its worker was claimed or left: then more jobs may be claimable. `p_only`: claim this job,
--- wherever it stands in the queue, or none.
+-- Record the completed jobs `p_done`, then claim up to `p_claim` jobs of a queue; return the claimed jobs. The jobs are
+-- finished first: one statement for both could keep rows locked that its claim rejected. SQLSTATE QW001: a claim was lost,
+-- and nothing was written. The queue's pause and limits come before the claim. If `p_look_ahead_s` is given and fewer than
+-- `p_claim` jobs were claimed, the last row has no id. Its `wait_s` is the number of seconds after which a limit admits
+-- the next job, if nothing was claimed. Its `due_s` is the number of seconds after which the next delayed job is due, if
+-- that is within `p_look_ahead_s`. Both are NULL if unknown. `due_s` is also 0 if a job that may have killed its worker
+-- was claimed or left: then more jobs may be claimable. `p_only`: claim this job, wherever it stands in the queue, or
+-- none.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim integer, p_obey boolean, p_promote boolean, p_done jsonb, p_look_ahead_s double precision DEFAULT NULL,
@@ -73,7 +73,7 @@ BEGIN
     END IF;
     v_count := 0;
     IF p_only IS NOT NULL THEN
-        -- LIMIT keeps this a look-up by id, whatever the statistics say.
+        -- LIMIT forces a look-up by id, whatever the statistics say.
         v_ids := ARRAY(SELECT q.id
                          FROM (SELECT * FROM ingest_jobs WHERE id = p_only AND v_room > 0 LIMIT 1 FOR UPDATE SKIP LOCKED) q
                         WHERE {ingest:claimable(q)});
@@ -120,7 +120,7 @@ BEGIN
           INTO v_wait_s FROM partition_dues d
          WHERE d.queue = p_queue AND isfinite(d.due_at) ORDER BY d.queue, d.due_at LIMIT 1;
     END IF;
-    -- What was left for a job that is claimed alone, or such a job itself, can be claimed now.
+    -- If a job that must be claimed alone was claimed, or comes next, more jobs can be claimed at once.
     IF v_count > 0 AND p_claim > 1 AND (
            (SELECT {may_kill(k)} FROM ingest_jobs k WHERE k.id = v_ids[1]) OR {ingest:first_may_kill()}) THEN
         v_due_s := 0;

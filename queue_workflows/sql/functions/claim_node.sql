@@ -23,14 +23,14 @@ BEGIN
          WHERE r.id = p_run);
 END $$;
 
--- Record the completed node `p_job` (NULL: none), then claim one node; return it as JSON, whose `context` holds
--- the outputs that its template names, or NULL if nothing is claimable. SQLSTATE QW001: the finished claim was
--- lost, and nothing was written. `p_next` and `p_end` are what the worker knows to follow from its node: rows of
--- a plan, the end of the run. They are applied only if the run is live, in generation `p_generation`, and not
--- locked by another transaction; then the outbox event is inserted as processed. A completed gpu node also
--- updates the average run time of its model. The run must also be in `p_revision`: an upgrade changes the graph. If nothing
--- is claimed, and a delayed job is due within `p_look_ahead_s` seconds, the JSON has only `due_s`: in how many seconds.
--- `p_only`: claim this job, wherever it stands in the queue, or none.
+-- Record the completed node `p_job`, if any, then claim one node; return it as JSON, whose `context` holds the outputs that
+-- its template names, or NULL if nothing is claimable. SQLSTATE QW001: the finished claim was lost, and nothing was
+-- written. `p_next` (rows of a plan) and `p_end` (the end of the run) are the consequences of its node that the worker has
+-- computed. They are applied only if the run is live, in generation `p_generation`, and not locked by another transaction;
+-- then the outbox event is inserted as processed. A completed gpu node also updates the average run time of its model. The
+-- run must also be in `p_revision`: an upgrade changes the graph. If nothing is claimed, and a delayed job is due within
+-- `p_look_ahead_s` seconds, the JSON has only `due_s`: in how many seconds. `p_only`: claim this job, wherever it stands in
+-- the queue, or none.
 CREATE OR REPLACE FUNCTION queue_workflows_node_step(
     p_worker text, p_host text, p_queue text, p_lease_s double precision,
     p_claim boolean, p_obey boolean, p_promote boolean, p_newest boolean,
@@ -98,7 +98,7 @@ BEGIN
             {node:promote_due()}
         END IF;
         IF p_only IS NOT NULL THEN
-            -- LIMIT keeps this a look-up by id, whatever the statistics say.
+            -- LIMIT forces a look-up by id, whatever the statistics say.
             SELECT q.id INTO v_id
               FROM (SELECT * FROM workflow_node_jobs WHERE id = p_only LIMIT 1 FOR UPDATE SKIP LOCKED) q
              WHERE {versioned(q)} AND (q.required_version IS NULL OR q.required_version = ANY (p_versions));

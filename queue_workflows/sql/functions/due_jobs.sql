@@ -1,4 +1,4 @@
--- When an idle worker should claim again: a claim that finds nothing returns when the next delayed job of its queue is due.
+-- Tell an idle worker when to claim again: a claim without a job returns when the next delayed job of its queue is due.
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Return in how many seconds the next delayed job of a queue is due, or NULL if none is known to be due within

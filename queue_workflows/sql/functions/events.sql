@@ -14,8 +14,8 @@ END $$;
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Wake up to `p_most` jobs of one family, as queue_workflows_wake_waiting() does; return how many steps were woken. Their
--- jobs become claimable, if they are queued since these steps wait. Those that are kept for a host are so from now on, for
--- as long as they would have been at the end of the wait, at most a day.
+-- jobs become claimable, if they are queued since these steps wait. A job that is kept for a host is kept from now on, for
+-- the time that was set for the end of the wait, at most a day.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_wake(p_name text, p_key text, p_most integer) RETURNS integer
 LANGUAGE plpgsql SET enable_seqscan = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -62,9 +62,9 @@ BEGIN
 END $$;
 
 -- Wake up to `p_most` jobs of each family whose event, of this name and key if they are not NULL, is there although they
--- wait for it. Return how many steps were woken. Rows that are locked come later, as a session of an app may keep one. But
--- for one name it waits up to a second for jobs that run: a worker that gives one up has perhaps not seen the event.
--- A plan for other names would read every waiting step.
+-- wait for it. Return how many steps were woken. Locked rows are left for later, since a session of an app may keep one
+-- locked. If a name is given, it waits up to a second for running jobs, since a worker that gives one up has perhaps not
+-- seen the event. A plan for other names would read every waiting step.
 CREATE OR REPLACE FUNCTION queue_workflows_wake_waiting(p_name text, p_key text, p_most integer)
 RETURNS integer LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN

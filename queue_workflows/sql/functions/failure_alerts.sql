@@ -1,8 +1,8 @@
 -- Failures that a scheduler sends as alerts: noted in the transaction of the failure, while there is a sender.
 
--- Note one failure in failure_alerts. Nothing is noted unless a sender was there within its ALERT_MAX_AGE_S, nor while
--- about 10,000 failures wait. Names and errors of any length are cut: no text may keep a job from its end. Only
--- triggers that run as the owner call it.
+-- Note one failure in failure_alerts. A failure is noted only if a sender was there within its ALERT_MAX_AGE_S, and
+-- fewer than about 10,000 failures wait. Long names and errors are cut, so that no text can prevent the end of a job.
+-- Only triggers that run as the owner call it.
 CREATE OR REPLACE FUNCTION queue_workflows_alert(
     p_kind text, p_subject text, p_occurrence text, p_name text, p_reason text, p_error text,
     p_queue text DEFAULT NULL, p_schedule text DEFAULT NULL)
@@ -23,9 +23,9 @@ BEGIN
         ON CONFLICT (kind, subject, occurrence) DO NOTHING;
 END $$;
 
--- Note a run that has failed, by whichever statement. Nothing is noted of a child run for which a node of a live run
--- waited: that node has failed in this transaction (workflow_runs_child_ended fires first), and what follows is for the
--- parent to decide: its own failure names the child, and a map may let items fail.
+-- Note a run that has failed, by any statement. A child run is not noted if a node of a live run waited for it. That
+-- node has failed in this transaction (workflow_runs_child_ended fires first), and the parent decides what follows: its
+-- own failure names the child, and a map may let items fail.
 CREATE OR REPLACE FUNCTION queue_workflows_run_failed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN

@@ -1,9 +1,9 @@
 -- Find failures for lists.
 
 -- Return the failed jobs of both families that ended between p_since and p_until and fit the filters, the newest first. It
--- examines p_most jobs, in the order of their indexes. The last of these is returned even if it does not fit, with its
--- place, which says how far the search went. p_workflow: the workflow of a node, or the task of an ingest job. Of an
--- error p_cut characters are returned; p_text is searched in all of it.
+-- examines p_most jobs, in the order of their indexes. The last examined job is returned even if it does not fit; its
+-- place says how far the search went. p_workflow: the workflow of a node, or the task of an ingest job. The first p_cut
+-- characters of an error are returned; p_text is searched in the whole error.
 CREATE OR REPLACE FUNCTION queue_workflows_newest_failures(
     p_since timestamptz, p_until timestamptz, p_queue text, p_workflow text, p_machine text, p_text text,
     p_most integer, p_cut integer)

@@ -28,8 +28,8 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Lock the gpu job to claim and return its id, or NULL. `p_models` NULL: the caller registers no model. A worker that
--- registers none leaves each model to the workers that know it; a caller without a row in `workers` takes any model.
+-- Lock the gpu job to claim and return its id, or NULL. `p_models` is NULL if the caller registers no model. A worker
+-- that registers none leaves each model to the workers that know it; a caller without a row in `workers` takes any model.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_gpu(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[] DEFAULT NULL)

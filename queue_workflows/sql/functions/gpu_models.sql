@@ -1,4 +1,4 @@
--- What gpu workers can load, how long models take, and which models wait.
+-- Find which models gpu workers can load, how long models take, and which models wait.
 
 -- Return the seconds since a time: 0 for a time in the future, and for an infinite one, which PostgreSQL 16
 -- cannot subtract.
@@ -59,8 +59,8 @@ LANGUAGE sql STABLE AS $$
       FROM gpu_models g WHERE g.model = p_model
 $$;
 
--- Return the live gpu workers. known_models NULL: it registers none. is_serving: it is not switched off. A host
--- whose last sign of life is a heartbeat, as a worker of 0.3.0 gives it, counts as a worker.
+-- Return the live gpu workers. known_models is NULL if a worker registers none. is_serving is false if it is
+-- switched off. A host counts as a worker if its last sign of life is a heartbeat (of a worker of 0.3.0).
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_live()
 RETURNS TABLE (host_label text, known_models text[], vram_total_mb integer, is_serving boolean)
 LANGUAGE sql STABLE AS $$
@@ -77,8 +77,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Return why a worker cannot take jobs of a model: 'model' (it does not know the model, or registers none while
--- another live worker knows it), 'vram' (its GPU memory is too small), or NULL: it can. A GB counts 1000 MB, so
--- that a model of 24 GB fits a GPU that is sold with 24 GB.
+-- another live worker knows it), 'vram' (its GPU memory is too small), or NULL if it can. A GB counts 1000 MB,
+-- so that a model of 24 GB fits a GPU that is sold with 24 GB.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_misfit(
     p_host text, p_models text[], p_vram_mb integer, p_model text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -115,8 +115,8 @@ BEGIN
     SELECT line.model FROM line WHERE line.model IS NOT NULL;
 END $$;
 
--- Return the models that a worker can take jobs of: those that it knows, or, for a worker that registers none,
--- those that wait and that no live worker knows.
+-- Return the models of which a worker can take jobs: the models that it knows. For a worker that registers
+-- none: the models that wait and that no live worker knows.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_can(p_host text, p_models text[], p_vram_mb integer)
 RETURNS text[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -133,8 +133,8 @@ BEGIN
 END $$;
 
 -- Return the models that wait and that no live worker takes: the model ('' stands for jobs without one), the
--- reason in a word (no_worker, off, vram, model), and in a sentence, which names the largest GPU of those that
--- know the model.
+-- reason in a word (no_worker, off, vram, model), and in a sentence, which names the largest GPU of the
+-- workers that know the model.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_unserved()
 RETURNS TABLE (model text, reason text, detail text) LANGUAGE sql STABLE AS $$
     WITH live AS MATERIALIZED (SELECT * FROM queue_workflows_gpu_live()),

@@ -21,8 +21,8 @@ LANGUAGE sql STABLE AS $$
        AND w.last_seen > now() - interval '30 seconds'
 $$;
 
--- Return in how many seconds the workers that hold a model will have taken `p_jobs` jobs of it; NULL: no worker
--- holds it.
+-- Return in how many seconds the workers that hold a model will have taken `p_jobs` jobs of it, or NULL if no
+-- worker holds it.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_reach(
     p_fleet queue_workflows_gpu_holder[], p_model text, p_jobs integer)
 RETURNS double precision LANGUAGE sql STABLE AS $$
@@ -98,10 +98,10 @@ LANGUAGE sql STABLE AS $$
       FROM queue_workflows_gpu_times(p_host, p_model) t
 $$;
 
--- Return the model to take jobs of by the balanced policy, of those that the worker can serve ('' stands for
--- jobs without one), and the job. No row is locked. `why`: warm, urgent, worth (most waiting per second of load
--- and work), overdue, or left with model NULL: a worker that holds what waits is faster. All NULL: nothing
--- waits.
+-- By the balanced policy, return the model of which the worker should take a job ('' stands for jobs without
+-- one), and the job. No row is locked. `why`: warm, urgent, worth (most waiting per second of load and work),
+-- overdue, or left with model NULL if a worker that holds the waiting model is faster. All columns are NULL if
+-- no job waits.
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_choose(
     p_worker text, p_host text, p_warm text, p_models text[], p_newest boolean,
     p_grace_s double precision, p_bound_s double precision, p_versions text[],
@@ -169,10 +169,10 @@ BEGIN
     END IF;
 END $$;
 
--- Return what a worker would claim next, of the models that it can take and '' (jobs without one); no row is
--- locked. how: the 'first' job of the model, the 'newest' of priority `band`, or the 'oldest' up to `seq`.
--- `why`: as queue_workflows_gpu_choose returns it, or first (strict). model NULL: nothing now. The strict policy
--- takes the best priority first, then the loaded model, then the oldest job (an overflow host: the newest).
+-- Return the job that a worker would claim next, of the models that it can take and '' (jobs without one); no row is
+-- locked. how: the 'first' job of the model, the 'newest' of priority `band`, or the 'oldest' up to `seq`. `why`: as
+-- queue_workflows_gpu_choose returns it, or first (strict). The model is NULL if it claims no job now. The strict
+-- policy takes the best priority first, then the loaded model, then the oldest job (an overflow host: the newest).
 CREATE OR REPLACE FUNCTION queue_workflows_gpu_next(
     p_worker text, p_host text, p_model text, p_models text[], p_newest boolean,
     p_policy text, p_grace_s double precision, p_bound_s double precision, p_versions text[],

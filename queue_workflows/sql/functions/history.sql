@@ -32,10 +32,10 @@ END $$;
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Append the event of a transition to the history of its job. If a node ended or waits for an answer, also append it to
--- the outbox, from which the orchestrator advances the run.
--- For the statement that makes the transition, which calls this in RETURNING. `job`: the row as it is now. `event`: the
--- type of the event. `host`: the host label that the job had before, as a queued job has none. `worker`: the worker that
--- held the claim; NULL: an operator or the engine made the transition. Returns `job`.
+-- the outbox, from which the orchestrator advances the run. The statement that makes the transition calls this in
+-- RETURNING. `job`: the row as it is now. `event`: the type of the event. `host`: the host label that the job had
+-- before, as a queued job has none. `worker`: the worker that held the claim, or NULL if an operator or the engine made
+-- the transition. Returns `job`.
 CREATE OR REPLACE FUNCTION queue_workflows_record(
     job ingest_jobs, event text, host text DEFAULT NULL, worker text DEFAULT NULL,
     seconds double precision DEFAULT NULL, error text DEFAULT NULL, detail jsonb DEFAULT NULL)

@@ -172,8 +172,8 @@ BEGIN
         USING ERRCODE = 'serialization_failure';
 END $$;
 
--- Do what queue_workflows_put_jobs does, all or nothing: if one key belongs to a job with another payload, no
--- job of the call is inserted. The rest of the caller's transaction is kept.
+-- Do what queue_workflows_put_jobs does, but all or none: if one key belongs to a job with another payload,
+-- no job of the call is inserted. The rest of the caller's transaction is kept.
 CREATE OR REPLACE FUNCTION queue_workflows_enqueue(p_prefix text, p_jobs jsonb)
 RETURNS TABLE (place bigint, id text, same boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column

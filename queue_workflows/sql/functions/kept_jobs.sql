@@ -3,9 +3,9 @@
 
 -- tables: ingest_jobs workflow_node_jobs
 -- Lock up to `p_most` jobs that are kept for a host and that this worker can run; return their ids, the best priority first.
--- `p_other`: the id of the job that it would claim instead; NULL: the first of the queue, of nodes the first without a
--- version. Jobs that wait behind a better priority than that job's stay where they are. A job that may have killed its
--- worker is returned only alone.
+-- `p_other`: the id of the job that it would claim instead; NULL stands for the first job of the queue (of node jobs, the
+-- first without a version). Jobs that wait behind a better priority than that job's stay where they are. A job that may have
+-- killed its worker is returned only alone.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_kept(
     p_worker text, p_host text, p_queue text, p_other text, p_models text[], p_versions text[], p_most integer)
 RETURNS text[] LANGUAGE plpgsql

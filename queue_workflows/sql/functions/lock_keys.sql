@@ -123,10 +123,10 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Check the noted partitions and lock keys at commit, when every row has its final value. The first noted row of
--- a transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. The other
--- rows find their notes gone. Without that check each would read all notes of the transaction again, while it holds
--- the advisory locks: for 4,000 keys that took over a minute. Partitions come first, since a job that they admit may
+-- Check the noted partitions and lock keys at commit, when every row has its final value. The first noted row of a
+-- transaction does it for all: it marks the notes, admits jobs, and deletes the notes that it marked. The other rows
+-- find their notes gone. Otherwise each row would read all notes of the transaction again, while it holds the
+-- advisory locks: for 4,000 keys that took over a minute. Partitions come first, since a job that they admit may
 -- wait for a lock key. Those whose locks another transaction keeps are left to a later claim or sweep.
 CREATE OR REPLACE FUNCTION queue_workflows_take_turns() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
@@ -154,7 +154,7 @@ BEGIN
     ELSIF v_asked IS NOT NULL THEN
         v_ours := queue_workflows_take_locks(
             'partitions', ARRAY(SELECT a.queue || '/' || a.partition_key FROM unnest(v_asked) a));
-        -- Not at once: each claim of the queue would wait for these locks again, and claim no job.
+        -- Not at once, since each claim of the queue would wait for these locks again, and claim no job.
         PERFORM queue_workflows_leave_partition(a.queue, a.partition_key, a.starts, '1 s') FROM unnest(v_asked) a
           WHERE a.queue || '/' || a.partition_key <> ALL (v_ours);
         BEGIN
@@ -207,10 +207,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Do what follows from deleted jobs. It notes their lock keys and partitions, whose places are free now, and deletes
--- their logs. The history records each deleted ingest job, unless retention deletes it, which sets
--- queue_workflows.retention. It also records each node that had not ended, if its run is running. It runs as its
--- owner, because a role that may delete a job needs no right to its logs and history.
+-- Clean up after deleted jobs. It notes their lock keys and partitions, which are free now, and deletes their logs.
+-- The history records each deleted ingest job, unless retention deletes it, which sets queue_workflows.retention. It
+-- also records each node that had not ended, if its run is running. It runs as its owner, because a role that may
+-- delete a job needs no right to its logs and history.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_gone() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -232,8 +232,8 @@ BEGIN
               FROM gone;
         END IF;
     ELSE
-        -- Without it nobody could tell a node that was deleted from one that was never queued. The engine deletes
-        -- nodes of queued runs only: their start queues what is missing.
+        -- Without this row, a deleted node would look like one that was never queued. The engine itself deletes
+        -- only nodes of queued runs, whose start queues the missing nodes.
         INSERT INTO workflow_node_events (run_id, node_id, job_id, attempt, event_type, queue, claim_no, detail)
         SELECT g.run_id, g.node_id, g.id, least(greatest(g.attempts, 0), 32767), 'cancelled', g.queue, g.claim_no,
                jsonb_build_object('reason', 'deleted', 'generation', g.generation, 'revision', r.revision)

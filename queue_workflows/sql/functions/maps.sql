@@ -1,9 +1,9 @@
 -- Maps: seal their items, count them and open the next ones, and end the map's node. All callers hold the run's lock.
 
 -- Seal the items of a map, `[{"key", "item"}, ...]`, whose row was inserted in this transaction, or count them again
--- in a new generation of the run: then those that failed wait again. `p_nodes`: how many nodes they have. `p_root`:
--- the map of the definition around it, which counts them too. Return what was done: `sealed`, `again`, or `open` for
--- a map that was opened in this generation already, of which nothing changes.
+-- in a new generation of the run, where failed items wait again. `p_nodes`: how many nodes they have. `p_root`: the
+-- map of the definition around it, which counts them too. Return what was done: `sealed`, `again`, or `open` if the
+-- map was opened in this generation already, and is not changed.
 CREATE OR REPLACE FUNCTION queue_workflows_open_map(
     p_run text, p_map text, p_items jsonb, p_at_once integer, p_refill integer, p_may_fail integer,
     p_nodes integer, p_root text)
@@ -123,8 +123,8 @@ BEGIN
                                   FILTER (WHERE i.state = 'failed'), '[]'))
       INTO v_output
       FROM workflow_map_items i
-      -- LIMIT keeps this a look-up per item. Statistics from before the run say that it has hardly any node, and as a
-      -- join all of its nodes would be read for each item.
+      -- LIMIT forces a look-up per item. Statistics from before the run say that it has hardly any node, so a join
+      -- would read all of its nodes for each item.
       LEFT JOIN LATERAL (
            SELECT n.status, n.context_delta #> p_path AS result FROM workflow_node_jobs n
             WHERE n.run_id = p_run AND n.node_id = p_map || '[' || i.key || ']/' || p_result LIMIT 1) d

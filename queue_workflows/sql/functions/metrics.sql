@@ -67,11 +67,11 @@ LANGUAGE sql STABLE AS $$
                             'requeued', 'model_load_done', 'stall_trip', 'gpu_health_trip', 'budget_trip')
 $$;
 
--- Add the events that are not counted yet to metric_totals: those of the next `p_most` transactions at most. Return
--- whether more are left, or NULL while another transaction counts. Every event is counted once, whenever its
--- transaction commits: `counted` is a snapshot, and what it does not see is counted later. A transaction that stays
--- open therefore costs a longer scan, and holds nothing up. From the 101st queue, or model, on they are counted
--- together as `(other)`.
+-- Add the events that are not counted yet to metric_totals: the events of the next `p_most` transactions at most.
+-- Return whether more are left, or NULL while another transaction counts. Every event is counted once, whenever its
+-- transaction commits: `counted` is a snapshot, and events that it does not see are counted later. A transaction
+-- that stays open therefore makes the scan longer, but delays no count. From the 101st queue, or model, on they are
+-- counted together as `(other)`.
 CREATE OR REPLACE FUNCTION queue_workflows_count_events(p_most bigint) RETURNS boolean
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = on SET enable_hashjoin = off SET enable_mergejoin = off
@@ -84,7 +84,7 @@ DECLARE
     v_high  bigint;
     v_more  boolean := false;
 BEGIN
-    -- Not a lock of the row, which would write: most calls find nothing to count.
+    -- An advisory lock, since a row lock would write, and most calls find no event to count.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('queue_workflows.metrics', 0)) THEN
         RETURN NULL;
     END IF;
@@ -161,7 +161,7 @@ BEGIN
      GROUP BY 1, 2, 3, 4
         ON CONFLICT (metric, name, label, bucket) DO UPDATE
        SET n = least(t.n + EXCLUDED.n, 1000000000000000000), seconds = least(t.seconds + EXCLUDED.seconds, 1e15);
-    -- Also from time to time where nothing happens: what lies between is searched again and again.
+    -- Store the snapshot from time to time even without events, so that the same range is not searched again and again.
     IF FOUND OR v_more OR pg_snapshot_xmin(v_new)::text::bigint > v_low + 1000 THEN
         UPDATE metric_position SET counted = v_new, counted_at = now();
     END IF;

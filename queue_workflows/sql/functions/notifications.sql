@@ -1,9 +1,8 @@
 -- Wake-ups of workers and of the orchestrator, sent when rows are inserted.
 
--- Wake the workers of every queue that an INSERT gave a claimable job. The trigger's argument names the channel of the
--- table. PostgreSQL sends equal notifications of one transaction once; a GROUP BY here would cost every INSERT of one job more
--- than the repeated calls cost a bulk INSERT. queue_workflows_node_step() wakes nobody for the node that it claims itself,
--- which nobody else can.
+-- Wake the workers of every queue that an INSERT gave a claimable job. The trigger's argument names the channel of the table.
+-- PostgreSQL sends equal notifications of one transaction once; a GROUP BY here would cost every INSERT of one job more than
+-- the repeated calls cost a bulk INSERT. queue_workflows_node_step() sends no wake-up for the node that it claims itself.
 CREATE OR REPLACE FUNCTION queue_workflows_jobs_added() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('queue_workflows.wakes_nobody', true) = 'on' THEN
@@ -22,8 +21,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Wake the orchestrator for a new outbox event. A closed event, which its worker has dispatched already, wakes
--- nobody. Nor does an event that closely follows an open one of its run, which has sent the wake-up: every
+-- Wake the orchestrator for a new outbox event. A closed event, which its worker has dispatched already, sends
+-- no wake-up. Nor does an event that closely follows an open one of its run, which has sent the wake-up: every
 -- notification serialises the commits and wakes every listener. The orchestrator polls again after it has
 -- dispatched, so no event is missed.
 CREATE OR REPLACE FUNCTION notify_dispatch_event() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$

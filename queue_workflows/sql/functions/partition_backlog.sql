@@ -1,8 +1,8 @@
 -- Partitions that got limits while jobs waited, and partitions whose check is due. Picked rows are joined by id
 -- = ANY (ARRAY(...)), for the reason in decision 0019.
 
--- Return the partitions of a queue (NULL: of all) that have waiting jobs (`p_in_line`), or jobs that run or are
--- admitted. It walks from one to the next, however many jobs wait.
+-- Return the partitions of a queue, or of all if NULL, that have waiting jobs (`p_in_line`), or jobs that run
+-- or are admitted. It walks from one to the next, however many jobs wait.
 CREATE OR REPLACE FUNCTION queue_workflows_partitions(p_queue text, p_in_line boolean)
 RETURNS TABLE (queue text, partition_key text) LANGUAGE plpgsql STABLE
 {by_index()} AS $$
@@ -15,8 +15,8 @@ BEGIN
     END IF;
 END $$;
 
--- Block those of the first `p_look` claimable jobs of a queue that were claimable before their partition had
--- limits, at most `p_most`; return how many. The triggers note their partitions, which are checked when the
+-- Of the first `p_look` claimable jobs of a queue, block up to `p_most` that were claimable before their
+-- partition had limits; return how many. The triggers note their partitions, which are checked when the
 -- transaction commits; no row is waited for.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_back(p_queue text, p_look integer, p_most integer)
 RETURNS integer LANGUAGE plpgsql
@@ -49,7 +49,7 @@ END $$;
 
 -- Handle a queue whose first job was claimable before its partition had limits (held): block such jobs among the
 -- first 500. If all of them were such jobs, lock the first of 20,000 that may be claimed and return its id, so
--- that nobody waits until the rest is blocked. id NULL: claim nothing now.
+-- that claims need not wait until the rest is blocked. If id is NULL, the caller claims no job now.
 CREATE OR REPLACE FUNCTION queue_workflows_past_lines(p_queue text, OUT held boolean, OUT id text)
 LANGUAGE plpgsql
 {by_index()} AS $$
@@ -88,9 +88,9 @@ BEGIN
      ORDER BY j.priority, j.seq LIMIT 1 FOR UPDATE OF j SKIP LOCKED;
 END $$;
 
--- Check the partitions that are due, and those in which no job was admitted because the first was locked by a
--- transaction. They are checked when the transaction commits. Also block some jobs that were claimable before
--- their partition had limits. Return how many partitions had no admitted job.
+-- Check the partitions that are due, and the ones in which no job was admitted because a transaction had
+-- locked the first. They are checked when the transaction commits. Also block some jobs that were claimable
+-- before their partition had limits. Return how many partitions had no admitted job.
 CREATE OR REPLACE FUNCTION queue_workflows_mend_lines() RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET jit = off

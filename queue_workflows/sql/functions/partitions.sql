@@ -37,10 +37,10 @@ BEGIN
     PERFORM pg_notify('ingest_job_ready', p_queue);
 END $$;
 
--- Return a job as its partition's limits change it; `p_old` is NULL for an INSERT. Return NULL to leave the row
--- as it is. A job is first not due, then limited, then locked, then claimable; admitted_at says that it has
--- passed the limits. What the admission itself writes is kept as it is: it holds the partition's lock, has counted,
--- and needs no further check.
+-- Return a job as its partition's limits change it; `p_old` is NULL for an INSERT. Return NULL to leave the row as
+-- it is. A job is first not due, then limited, then locked, then claimable; admitted_at says that it has passed the
+-- limits. A write of the admission itself is not checked again, since it holds the partition's lock and has
+-- counted.
 CREATE OR REPLACE FUNCTION queue_workflows_limit_gate(p_old ingest_jobs, p_new ingest_jobs)
 RETURNS ingest_jobs LANGUAGE plpgsql AS $$
 DECLARE
@@ -120,9 +120,9 @@ BEGIN
     RETURN p_new;
 END $$;
 
--- Return how many of the next `p_wanted` starts a rate has room for now, and when for one more; NULL: not before
--- one of these starts. `p_starts`: the start that is `p_limit` places before each of them, oldest first; NULL:
--- unknown.
+-- Return how many of the next `p_wanted` starts a rate has room for now, and when for one more, or NULL if that
+-- depends on one of these starts. `p_starts`: for each of them the start `p_limit` places earlier, oldest
+-- first, or NULL if unknown.
 CREATE OR REPLACE FUNCTION queue_workflows_rate_room(
     p_limit integer, p_period_s double precision, p_wanted integer, p_starts timestamptz[],
     OUT room integer, OUT due_at timestamptz)
@@ -136,9 +136,9 @@ BEGIN
      WHERE s.at > now() - p_period_s * interval '1 second';
 END $$;
 
--- Admit the jobs that a partition's limits leave room for, and block again those without room that no worker has
--- claimed. It runs at commit, with the partition's advisory lock held; no row is waited for. BETWEEN, and the
--- key in ORDER BY, force the indexes by partition.
+-- Admit the jobs for which a partition's limits leave room. Block admitted jobs again if there is no room and no
+-- worker has claimed them. It runs at commit, with the partition's advisory lock held; no row is waited for.
+-- BETWEEN, and the key in ORDER BY, force the indexes by partition.
 CREATE OR REPLACE FUNCTION queue_workflows_admit(p_queue text, p_key text, p_starts integer) RETURNS void
 LANGUAGE plpgsql
 {by_index()} AS $$
@@ -213,7 +213,7 @@ BEGIN
     END IF;
     v_room := v_room - v_ahead;
 
-    -- Block again: those without room, and those that a waiting job now precedes.
+    -- Block jobs again that have no room, or that a waiting job now precedes.
     IF v_room <= 0 AND v_ahead > 0 THEN
         WITH head AS MATERIALIZED (
             SELECT j.priority, j.seq FROM ingest_jobs j
@@ -245,7 +245,7 @@ BEGIN
             UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
         EXCEPTION WHEN OTHERS THEN
-            -- One of them cannot be written: admit the next ones instead.
+            -- If one of them cannot be written, admit the next ones instead.
             PERFORM queue_workflows_each_apart($q$
                 UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
                  WHERE j.id = $1 AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE $q$, ARRAY(

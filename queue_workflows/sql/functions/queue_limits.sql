@@ -1,7 +1,7 @@
 -- Pause, concurrency and rate of a queue as a whole.
 
--- Return how many of `p_wanted` jobs of a queue may be claimed now, and, if none, in how many seconds one may be
--- (NULL: unknown). Claims of a queue that has limits of its own are serialised until they commit. If more
+-- Return how many of `p_wanted` jobs of a queue may be claimed now, and, if none, in how many seconds one may
+-- be, or NULL if unknown. Claims of a queue that has limits of its own are serialised until they commit. If more
 -- partitions are due than one claim checks, it claims all the same.
 CREATE OR REPLACE FUNCTION queue_workflows_queue_room(
     p_queue text, p_wanted integer, OUT room integer, OUT wait_s double precision)
@@ -79,8 +79,8 @@ BEGIN
     DELETE FROM queue_starts WHERE queue = p_queue AND n <= v_last + p_starts - v_limit;
 END $$;
 
--- Wake the workers of a queue whose settings, or one of whose partitions' settings, changed, and mark the
--- concerned partitions as due.
+-- Wake the workers of a queue after a change of its settings or of a partition's settings, and mark the
+-- affected partitions as due.
 CREATE OR REPLACE FUNCTION queue_workflows_queue_set() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE

@@ -12,7 +12,7 @@ $$;
 
 -- Return one row, true, if retention may delete a run that ended at `p_ended_at`: it is past its retention, has no open
 -- outbox row, and each of its nodes has ended. It returns rows because only such a function is inlined with an EXISTS
--- in it: call it in FROM. OFFSET 0 keeps each EXISTS a look-up per run (decision 0019).
+-- in it: call it in FROM. OFFSET 0 makes each EXISTS a look-up per run (decision 0019).
 CREATE OR REPLACE FUNCTION queue_workflows_prunable_run(
     p_run text, p_status text, p_ended_at timestamptz, p_days double precision)
 RETURNS SETOF boolean LANGUAGE sql STABLE PARALLEL SAFE AS $$

@@ -1,6 +1,6 @@
 -- Check the rights of the caller in functions that run as the tables' owner. The trigger functions do; no role may
--- call them by name. The functions that they call run as the caller. So nobody can do more by calling a function, or
--- by a trigger on a table of their own, than without.
+-- call them by name. The functions that they call run as the caller. So a role gains no rights by calling a
+-- function, or by a trigger on a table of its own.
 
 -- Raise an error if the caller lacks a right on a column. Inside of a SECURITY DEFINER function current_user is
 -- the owner, so the caller is the role of SET ROLE, else the login.

@@ -16,8 +16,8 @@ BEGIN
     RETURN CASE WHEN cardinality(v_ids) <= p_most THEN v_ids END;
 END $$;
 
--- Return up to p_limit runs that fit the filters, the newest first, from the one behind p_at and p_id on (NULL: from the
--- first). It examines p_most runs at most, in the order of one index. If that many are not enough, the last row is the
+-- Return up to p_limit runs that fit the filters, the newest first, after the run with p_at and p_id, or from the first
+-- if NULL. It examines p_most runs at most, in the order of one index. If that many are not enough, the last row is the
 -- run at the place p_most, also if it does not fit, and the search goes on behind it. With a status and a workflow it
 -- reads the index by status, or with p_by_workflow the other one. A text that begins an id finds the runs with such ids,
 -- whatever their age. p_low and p_high are the first and the last id that the text may begin; NULL if it can only be a

@@ -7,11 +7,11 @@ CREATE OR REPLACE FUNCTION queue_workflows_born(p_at timestamptz) RETURNS bigint
     SELECT least(greatest(extract(epoch FROM p_at) * 1000000, -9223372036854775808), 9223372036854775807)::bigint
 $$;
 
--- Insert the planned node jobs `p_rows` of a run, with the run's priority and generation. Return how many rows
--- were written. An existing node is left alone, unless it failed or was cancelled in an earlier generation: then
--- it begins again, with nothing of what it was, as an upgrade may have made it a step of another kind. A node that the
--- plan itself completes has an outbox event, which is processed: the plan has what follows. One that is
--- `awaiting_input` waits for a child run. Children are made with their nodes.
+-- Insert the planned node jobs `p_rows` of a run, with the run's priority and generation. Return how many rows were
+-- written. An existing node is left alone, unless it failed or was cancelled in an earlier generation: then it begins
+-- again without its old values, since an upgrade may have made it a step of another kind. A node that the plan itself
+-- completes has a processed outbox event, since the plan has its consequences too. A node that is `awaiting_input`
+-- waits for a child run. Children are made with their nodes.
 CREATE OR REPLACE FUNCTION queue_workflows_insert_nodes(p_run text, p_rows jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -95,11 +95,11 @@ BEGIN
     RETURN queue_workflows_insert_nodes(p_run, p_rows);
 END $$;
 
--- Return those of `p_runs` (NULL: of all runs) that are running although nothing moves them forward: they have no node
--- that is queued, runs or waits, no open outbox event and no open answer. A map waits for its items, and a node for its
--- child run. The engine leaves no such run, plain SQL does. A node that ended less than `p_quiet_s` ago may still get its
--- event: a worker of 0.3.0 sends it in another transaction. With statistics of a time when one run had most of the rows, a
--- table would be read as a whole for each run, so only look-ups are allowed. OFFSET 0 keeps them one per run.
+-- Of `p_runs`, or of all runs if NULL, return the running ones that cannot move forward: they have no node that is queued,
+-- runs or waits, no open outbox event and no open answer. A map waits for its items, and a node for its child run. The
+-- engine leaves no such run, plain SQL does. A node that ended less than `p_quiet_s` ago may still get its event: a worker
+-- of 0.3.0 sends it in another transaction. With statistics of a time when one run had most of the rows, a table would be
+-- read as a whole for each run, so only look-ups are allowed. OFFSET 0 makes them one per run.
 CREATE OR REPLACE FUNCTION queue_workflows_stalled_runs(p_quiet_s double precision, p_runs text[])
 RETURNS TABLE (run_id text) LANGUAGE sql STABLE
 {by_index()} AS $$
@@ -181,9 +181,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Delete what belongs to the rows of a TRUNCATE, which fires no trigger per row: the events of all runs, or the logs,
--- steps and parts of all jobs of the table. It runs as its owner, because TRUNCATE ... CASCADE asks for a right to
--- each table that it names, and an app of 0.3.0 knows none of these.
+-- Delete the rows that belong to truncated rows, since a TRUNCATE fires no trigger per row: the events of all runs,
+-- or the logs, steps and parts of all jobs of the table. It runs as its owner, because TRUNCATE ... CASCADE asks for
+-- a right to each table that it names, and an app of 0.3.0 knows none of these.
 CREATE OR REPLACE FUNCTION queue_workflows_truncated() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
@@ -201,9 +201,9 @@ BEGIN
 END $$;
 
 -- Lock an input node until the caller's transaction ends, for roles that may submit an answer. It runs as its
--- owner, since such a role has no right to lock the row. Nodes of other kinds and nodes that have ended are not
--- locked. The lock keeps the end of the node's wait (`timeout_s`) and a DELETE waiting, and no other change: a
--- stronger one would let a role that may only submit stop the orchestrator for as long as its transaction is open.
+-- owner, since such a role may not lock the row. Nodes of other kinds and nodes that have ended are not locked.
+-- Only the end of the node's wait (`timeout_s`) and a DELETE have to wait for the lock. With a stronger lock, a
+-- role that may only submit could stop the orchestrator for as long as its transaction is open.
 CREATE OR REPLACE FUNCTION queue_workflows_hold_node(p_run text, p_node text) RETURNS void LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN

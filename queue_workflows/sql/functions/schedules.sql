@@ -1,11 +1,11 @@
 -- Schedules: a row that is written is planned again, and wakes the schedulers.
 
--- Forget what was planned for a schedule whose definition, pause or mark changes, and wake the schedulers. Instants
--- from before the change never fire. An update that changes nothing forgets nothing. Without its hash, a definition
--- that SQL has changed is replaced when the code or `schedules.add` stores the schedule again. Of a definition that is
--- new refuse what Python refuses: JSON that no process can load, fields of the other kind of target, and an end before
--- the start. A row that is there already, whatever it holds, can be paused. It runs as its owner: no role may call what
--- checks a payload.
+-- Drop the planned instant of a schedule whose definition, pause or mark changes, and wake the schedulers. Instants
+-- from before the change never fire. An update without a change keeps the plan. Without its hash, a definition that SQL
+-- has changed is replaced when the code or `schedules.add` stores the schedule again. A new definition is refused as in
+-- Python for JSON that no process can load, fields of the other kind of target, and an end before the start. An
+-- existing row can be paused, whatever it holds. It runs as its owner, since no role may call the functions that check
+-- a payload.
 CREATE OR REPLACE FUNCTION queue_workflows_schedule_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
@@ -53,11 +53,11 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- Return when the next schedule is due that a scheduler of `p_app` fires: one of `p_names` alone if it is given, and
--- none of `p_aside`. One whose task is none of `p_tasks` is due for it `p_patience_s` later. NULL: none is planned. Both
--- readings end at the first row of the index that fits, and the second does not go beyond what the first found. Sorts
--- are off, since without statistics a sort of all schedules costs as little as the index that has the order
--- (decision 0019).
+-- Return when the next schedule is due that a scheduler of `p_app` fires, or NULL if none is planned. If `p_names` is
+-- given, only these count; `p_aside` never do. A schedule whose task is not in `p_tasks` is due for this scheduler
+-- `p_patience_s` later. Both searches end at the first row of the index that fits, and the second does not go beyond
+-- what the first found. Sorts are off, since without statistics a sort of all schedules costs as little as the index
+-- that has the order (decision 0019).
 CREATE OR REPLACE FUNCTION queue_workflows_next_wake(
     p_app text, p_names text[], p_aside text[], p_tasks text[], p_patience_s double precision)
 RETURNS timestamptz LANGUAGE plpgsql STABLE

@@ -4,8 +4,8 @@
 -- the table counts lapses, which a downgrade takes away. A terminal job keeps its status within its generation
 -- (SQLSTATE QW002). A claim by a plain UPDATE gets a claim number, a worker and a lease. A job that leaves `running`
 -- loses its claim. Limits and lock keys decide whether a queued job is claimable. Jobs that become claimable and jobs
--- to cancel are notified. Of ingest jobs, it records every change of state but those of the statements that end a
--- claim or make one, which record themselves (decision 0025). It runs as its owner, because who may change a job may
+-- to cancel are notified. It records every change of state of an ingest job, except by statements that end or make a
+-- claim, which record it themselves (decision 0025). It runs as its owner, because a role that may change a job may
 -- not write its history.
 CREATE OR REPLACE FUNCTION queue_workflows_job_changed() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT AS $$

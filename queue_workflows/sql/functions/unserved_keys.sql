@@ -83,7 +83,7 @@ BEGIN
                 SELECT j.queue::text FROM %1$I j
                  WHERE {has_key(j, line.key)} AND (j.status = 'queued') IS TRUE LIMIT 1) a
              WHERE a.queue <> ALL ($1) AND EXISTS (
-                   -- >= and LIMIT 1: with an equality the planner may read all waiters of the key.
+                   -- Use >= and LIMIT 1, since with an equality the planner may read all waiters of the key.
                    SELECT FROM unnest($1) AS s (queue) CROSS JOIN LATERAL (
                        SELECT w.queue, w.lock_key FROM %1$I w
                         WHERE w.status = 'queued' AND w.blocked_reason = 'locked' AND octet_length(w.queue) >= 0

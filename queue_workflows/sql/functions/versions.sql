@@ -30,9 +30,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Lock the job of a cpu queue that a worker with these versions claims and return its id: the first of the jobs that
--- have one of them or none. NULL: those without a version go first, or nothing waits. p_newest: of the best priority,
--- jobs with a version go first, the newest of its version.
+-- Lock the job of a cpu queue that a worker with these versions claims and return its id: the first of the jobs with
+-- such a version or without one. Returns NULL if jobs without a version go first, or no job waits. p_newest: of the
+-- best priority, jobs with a version go first, the newest of its version.
 CREATE OR REPLACE FUNCTION queue_workflows_pick_version(p_queue text, p_versions text[], p_newest boolean)
 RETURNS text LANGUAGE plpgsql
 {by_index()} AS $$

@@ -3,9 +3,9 @@
 -- tables: ingest_jobs workflow_node_jobs
 -- Return the queued jobs of a family in buckets. It reads p_most of the blocked jobs with a time, and of those without one,
 -- and of each of the first 500 queues p_most of the jobs that a worker may claim, fewer where there are over 20 queues.
--- is_more: of these there are more. reason: the blocked_reason, or 'run_over'. about: the lock key, the partition if its
--- limits count, the event that is awaited, or the host for which a job is kept. first_id: the job that is due or claimed
--- first.
+-- is_more: whether there are more such jobs. reason: the blocked_reason, or 'run_over'. about: the lock key, the partition
+-- if its limits count, the event that is awaited, or the host for which a job is kept. first_id: the job that is due or
+-- claimed first.
 CREATE OR REPLACE FUNCTION queue_workflows_ingest_waiting(p_most integer)
 RETURNS TABLE (queue text, reason text, about text, model text, version text, module text, n bigint, first_id text,
                since timestamptz, is_more boolean) LANGUAGE sql STABLE ROWS 100

@@ -7,11 +7,11 @@ SELECT policy, greatest(attempts, 0) AS attempts, max_attempts FROM ingest_jobs 
 
 -- name: fail one
 -- tables: ingest_jobs workflow_node_jobs
--- Record a failed attempt: the job is queued again while attempts are left and `retry` is
--- true, else it has failed. It is cancelled instead if it must end. `after_s`: how long it
--- waits first. `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE
--- wrote are bounded first. `received`: the inputs that a node has received; NULL: those of its
--- claim. No row: the claim is lost.
+-- Record a failed attempt: the job is queued again while attempts are left and `retry` is true,
+-- else it has failed. It is cancelled instead if it must end. `after_s`: how long it waits first.
+-- `most`: what `max_attempts` becomes if it is less. Counters that a plain UPDATE wrote are bounded
+-- first. `received`: the inputs that a node has received; NULL stands for the inputs of its claim.
+-- Returns no row if the claim is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (attempts, max_attempts, status, finished_at, available_at) = (
@@ -37,7 +37,7 @@ WITH done AS (
 -- tables: ingest_jobs workflow_node_jobs
 -- Record that a watchdog ended an attempt. The job is queued again, with at least the priority
 -- `band`. If watchdogs have ended more than `cap` attempts, it has failed instead; if it must end,
--- it is cancelled. No row: the claim is lost.
+-- it is cancelled. Returns no row if the claim is lost.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (watchdog_retries, status, finished_at, priority) = (
@@ -57,8 +57,8 @@ WITH done AS (
  {recorded(j, {unless_queued('requeued')}, worker => %(worker)s, seconds => %(seconds)s, error => %(error)s, detail => %(detail)s)};
 
 -- name: park one
--- Let an input node wait for its answer, or cancel it if it must end. No row: the claim is
--- lost.
+-- Let an input node wait for its answer, or cancel it if it must end. Returns no row if the claim
+-- is lost.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET (status, finished_at) = (

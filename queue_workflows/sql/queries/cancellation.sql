@@ -2,8 +2,8 @@
 
 -- name: cancel many
 -- tables: ingest_jobs workflow_node_jobs
--- Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers
--- see; an earlier request stays. A trigger records the events of ingest jobs. Return the rows. No row: it is over.
+-- Cancel the jobs with these ids that wait, also for an answer, and ask the running ones to end, which their workers see;
+-- an earlier request stays. A trigger records the events of ingest jobs. Return the rows. Returns no row if it is over.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at, blocked_reason, cancel_requested_at) = (
@@ -29,8 +29,8 @@ WITH done AS (
 SELECT (job).* FROM done;
 
 -- name: orphans many
--- Lock and return up to 500 nodes that wait although their run is over, of `ids` (NULL: of all) and none of `aside`: they
--- were inserted while the run ended. OFFSET 0 keeps the look-up of the run one per job: without it, the plan may compare
+-- Lock and return up to 500 nodes that wait although their run is over, of `ids` (all if NULL) and not in `aside`. They
+-- were inserted while the run ended. OFFSET 0 forces one look-up of the run per job; without it, the plan may compare
 -- each job with every run.
 SELECT q.id FROM workflow_node_jobs q
  WHERE q.status IN ('queued', 'awaiting_input')

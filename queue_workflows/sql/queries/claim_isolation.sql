@@ -32,8 +32,8 @@ SELECT q.id
 
 -- name: fail value
 -- tables: ingest_jobs workflow_node_jobs
--- Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. No row: it is
--- neither.
+-- Fail a job, queued (`worker` NULL) or under this claim; a trigger records the end of a queued ingest job. Returns no
+-- row if it is neither.
 WITH done AS (
     UPDATE ingest_jobs j
        SET status = 'failed', error = %(error)s, finished_at = now(), blocked_reason = NULL, worker_id = NULL,
@@ -48,13 +48,13 @@ SELECT (job).id FROM done;
 
 -- name: block value
 -- tables: ingest_jobs workflow_node_jobs
--- Block a job as `set_aside`, so that no claim finds it. No row: as for `fail`.
+-- Block a job as `set_aside`, so that no claim finds it. Returns no row in the same cases as `fail`.
 UPDATE ingest_jobs j
    SET status = 'queued', blocked_reason = 'set_aside', available_at = NULL, worker_id = NULL, lease_expires_at = NULL
  WHERE {is_aside(j)} RETURNING j.id;
 
 -- name: postpone value
 -- tables: ingest_jobs workflow_node_jobs
--- Let a queued job wait for a minute. No row: it is not queued any more.
+-- Let a queued job wait for a minute. Returns no row if it is not queued any more.
 UPDATE ingest_jobs j SET blocked_reason = 'not_due', available_at = now() + interval '1 minute'
  WHERE j.id = %(job)s AND j.status = 'queued' RETURNING j.id;

@@ -2,10 +2,10 @@
 
 -- name: node_rows many
 -- Record a completed node, if `job` is given, and claim the next node job, if `claim` is true.
--- Return the columns that a worker reads, and the row as JSON for the handler (`body`). A row
--- without an id: nothing was claimed, and `due_s` seconds later, at most `look_ahead_s`, a delayed
--- job is due. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the
--- claim to record is lost.
+-- Return the columns that a worker reads, and the row as JSON for the handler (`body`). If no job
+-- was claimed and a delayed job is due in `due_s` seconds, at most `look_ahead_s`, the row has no
+-- id. `only`: claim this job, wherever it stands in the queue, or none. Raises QW001 if the claim
+-- to record is lost.
 {claimed_rows()}
   FROM (SELECT queue_workflows_node_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
@@ -20,9 +20,9 @@
  WHERE s.job IS NOT NULL;
 
 -- name: nodes_rows many
--- Record the completed nodes of the JSON array `done` (NULL: none) and claim up to `claim` more.
--- Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id.
--- Raises QW001 if one of the claims to record is lost.
+-- Record the completed nodes of the JSON array `done`, if any, and claim up to `claim` more. Return
+-- what `node_rows` returns; if fewer are claimed, the last row may be one without an id. Raises
+-- QW001 if one of the claims to record is lost.
 {claimed_rows()}
   FROM queue_workflows_nodes_step(
            %(worker)s::text, %(host)s::text, %(queue)s::text, %(lease_s)s::float8,
@@ -32,9 +32,9 @@
  {claimed_record()};
 
 -- name: ingest_rows many
--- Record the completed ingest jobs of the JSON array `done` (NULL: none) and claim up to `claim`
--- more. Return what `node_rows` returns; if fewer are claimed, the last row may be one without an
--- id: a limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
+-- Record the completed ingest jobs of the JSON array `done`, if any, and claim up to `claim` more.
+-- Return what `node_rows` returns; if fewer are claimed, the last row may be one without an id: a
+-- limit admits the next job in `wait_s` seconds, and a delayed job is due in `due_s`, at most
 -- `look_ahead_s`. `only`: as for `node_rows`. Raises QW001 if one of the claims to record is lost.
 SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id, NULL AS node_id,
        NULL AS required_model, NULL AS run, row_to_json(s) AS body, s.wait_s, s.due_s,
@@ -47,9 +47,9 @@ SELECT s.id, s.claim_no, s.crash_count, s.timeout_s, s.task_name, NULL AS run_id
 
 -- name: renew many
 -- tables: ingest_jobs workflow_node_jobs
--- Extend the leases of claims, one element of each array a claim, and store their progress (NULL:
--- as it was). A claim without a row is lost. `renewed` is false for a row that somebody else has
--- locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
+-- Extend the leases of claims, one element of each array a claim, and store their progress
+-- (unchanged if NULL). A claim without a row is lost. `renewed` is false for a row that somebody
+-- else has locked: its lease stays as it is. `cancel`: the job was cancelled, or its run is over.
 WITH held AS MATERIALIZED (
     SELECT h.*
       FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(progress)s::text[]::jsonb[])
@@ -80,8 +80,8 @@ SELECT FROM ingest_jobs j
 
 -- name: has_recorded one
 -- tables: ingest_jobs workflow_node_jobs
--- Return one row if this claim has left one of the events in the history: its write was
--- committed. The events of a node are found by run and node, which are indexed.
+-- Return one row if the history has such an event of this claim, so its write was committed. The
+-- events of a node are found by run and node, which are indexed.
 SELECT 1 AS recorded
   FROM ingest_job_events e
  WHERE e.job_id = %(job)s AND e.claim_no = %(claim)s AND e.worker_id = %(worker)s

@@ -30,10 +30,10 @@ SELECT host_label FROM workers
  ORDER BY host_label;
 
 -- name: get one
--- Return the control row of a host and queue. No row: it was never switched.
+-- Return the control row of a host and queue. Returns no row if it was never switched.
 SELECT * FROM worker_controls WHERE host_label = %(host)s AND queue = %(queue)s;
 
 -- name: off_policy value
--- Return the stop policy of the control row that switches a host and queue off now; NULL: it
+-- Return the stop policy of the control row that switches a host and queue off now, or NULL if it
 -- is on.
 SELECT queue_workflows_off_policy(%(host)s, %(queue)s) AS policy;

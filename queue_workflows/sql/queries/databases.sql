@@ -1,4 +1,4 @@
--- The databases of a server, and the locks of those that tests create.
+-- List the databases of a server, and lock the ones that tests create.
 
 -- name: projects many
 -- Return every database that people use, with the folder that its comment names and its size.

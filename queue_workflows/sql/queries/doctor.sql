@@ -3,7 +3,7 @@
 -- server can subtract from now().
 
 -- name: server row
--- Return what answers: its version, whether it is a standby or read-only, and the role.
+-- Return the facts about the server: its version, whether it is a standby or read-only, and the role.
 SELECT current_setting('server_version_num')::int AS version_num,
        current_setting('server_version') AS version,
        pg_is_in_recovery() AS standby,
@@ -31,8 +31,8 @@ SELECT pg_notify(%(channel)s::text, '');
 SELECT pg_notification_queue_usage() AS used;
 
 -- name: transactions many
--- Return the oldest five transactions of this database except this one. `idle_s` is NULL unless
--- the backend is idle inside its transaction. pg_read_all_stats shows those of other roles too.
+-- Return the oldest five transactions of this database except this one. `idle_s` is NULL unless the backend
+-- is idle inside its transaction. With pg_read_all_stats, the transactions of other roles are included.
 SELECT what, age_s, idle_s
   FROM (SELECT 'pid ' || pid || coalesce(' of ' || usename, '')
                || coalesce(' (' || nullif(application_name, '') || ')', '') AS what,
@@ -134,7 +134,7 @@ SELECT n.queue, n.version, {age_s(n.since)} AS wait_s,
 
 -- name: alerts row
 -- Return how many failures wait to be sent, for how many seconds the oldest has, and how many seconds ago a sender
--- was there; NULL: none ever was.
+-- was there, or NULL if there never was one.
 SELECT count(*) AS n,
        max(extract(epoch FROM now() - failed_at))::float8 AS wait_s,
        (SELECT extract(epoch FROM now() - seen_at)::float8 FROM failure_alert_state) AS seen_s

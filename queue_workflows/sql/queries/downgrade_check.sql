@@ -1,4 +1,4 @@
--- What a downgrade would drop, from the catalog.
+-- Find what a downgrade would drop, from the catalog.
 
 -- name: columns many
 -- Return every column of the schema's tables, with the expression of its default.

@@ -1,7 +1,7 @@
 -- Export the history: read the events that others commit, each once, in whatever order they commit.
 
 -- name: create none
--- Note who exports, from the events on that are there now.
+-- Register an export, which begins with the events after the present ones.
 INSERT INTO event_exports (name, node_event, ingest_event)
 SELECT %(name)s,
        coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_events', 'id')), 0),
@@ -9,7 +9,7 @@ SELECT %(name)s,
     ON CONFLICT (name) DO NOTHING;
 
 -- name: take one
--- Take or keep the export for `lease_s` seconds and return how far it is. No row: another
+-- Take or keep the export for `lease_s` seconds and return how far it is. Returns no row if another
 -- process has it.
 UPDATE event_exports
    SET taken_by = %(who)s, taken_until = now() + make_interval(secs => %(lease_s)s)
@@ -23,7 +23,7 @@ UPDATE event_exports SET taken_by = NULL, taken_until = NULL
  WHERE name = %(name)s AND taken_by = %(who)s;
 
 -- name: advance one
--- Note that all events up to these are exported. No row: another process has the export.
+-- Note that all events up to these are exported. Returns no row if another process has the export.
 UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_event)s,
                          updated_at = now()
  WHERE name = %(name)s AND taken_by = %(who)s
@@ -37,8 +37,8 @@ SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('workflow_node_eve
            AS ingest_event;
 
 -- name: transactions column
--- Return the transactions that run now, but for this one; prepared ones are among them. Each
--- holds the lock of its own id until it ends.
+-- Return the transactions that run now, except this one, including prepared ones. Each holds the
+-- lock of its own id until it ends.
 SELECT DISTINCT virtualtransaction AS id FROM pg_locks
  WHERE locktype IN ('virtualxid', 'transactionid') AND mode = 'ExclusiveLock' AND granted
    AND pid IS DISTINCT FROM pg_backend_pid();
@@ -87,8 +87,7 @@ SELECT %(name)s, r.run_id FROM unnest(%(runs)s::text[]) AS r (run_id)
     ON CONFLICT DO NOTHING;
 
 -- name: ended_runs many
--- Return up to `batch` of these runs that are over. A run that is not there any more has no
--- workflow.
+-- Return up to `batch` of these runs that are over. The workflow of a deleted run is NULL.
 SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.error, 2000) AS error,
        r.generation, r.priority, r.created_at, r.queued_at, r.started_at, r.finished_at,
        r.headers ->> 'traceparent' AS traceparent

@@ -1,13 +1,13 @@
 -- Send, list, await and delete the events of apps.
 
 -- name: send one
--- Insert an event. No row: there is one of this name and key already, which stays.
+-- Insert an event. Returns no row if there is one of this name and key already, which stays.
 INSERT INTO events (name, key, value) VALUES (%(name)s, %(key)s, %(value)s::jsonb)
     ON CONFLICT (name, key) DO NOTHING
 RETURNING created_at;
 
 -- name: newest many
--- Return the newest events. `name` NULL: of every name.
+-- Return the newest events, of every name if `name` is NULL.
 SELECT name, key, value::text AS value, created_at
   FROM events
  WHERE %(name)s::text IS NULL OR name = %(name)s::text
@@ -21,7 +21,7 @@ DELETE FROM events WHERE ctid = ANY (ARRAY(
 
 -- name: wake_waiting value
 -- Wake up to `most` jobs of each family whose event is there although they wait for it; return how
--- many. `name` NULL: whatever the event, else of this name and key.
+-- many. Only events of this name and key count, or all if `name` is NULL.
 SELECT queue_workflows_wake_waiting(%(name)s, %(key)s, %(most)s) AS n;
 
 -- name: wait row

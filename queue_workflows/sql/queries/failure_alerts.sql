@@ -10,13 +10,13 @@ ON CONFLICT (only_row) DO UPDATE SET seen_at = now(), wanted_until = EXCLUDED.wa
 SELECT EXISTS (SELECT FROM failure_alerts) AS any;
 
 -- name: lock one
--- Lock the state of all senders. No row: another sender has it, or none was announced.
+-- Lock the state of all senders. Returns no row if another sender has it, or none was announced.
 SELECT FROM failure_alert_state FOR UPDATE SKIP LOCKED;
 
 -- name: free value
--- Return how many calls the state still allows within a minute: `per_minute` less those of the last minute, and none
--- for a minute after the limit was reached. A time in the future, of a clock that has gone back, does not count. It is
--- a statement after the lock, and reads the clock, to see what the last holder of the lock has done.
+-- Return how many calls the state still allows within a minute: `per_minute` minus the calls of the last minute, or 0
+-- for a minute after the limit was reached. A time in the future, after the clock was set back, does not count. It is
+-- a separate statement after the lock, and reads the clock, so that it sees the writes of the last holder of the lock.
 SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 minute' THEN 0
             ELSE greatest(0, %(per_minute)s - (
                 SELECT count(DISTINCT taken_by) FROM failure_alerts
@@ -24,8 +24,8 @@ SELECT CASE WHEN s.quiet_until > c.now AND s.quiet_until <= c.now + interval '1 
   FROM failure_alert_state s, (SELECT clock_timestamp() AS now) c;
 
 -- name: expire many
--- Delete what was sent over a minute ago. Of the rows that nobody has at present, delete those that are over
--- `max_age_s` old, and those that were taken `tries` times. Return `is_sent` of each.
+-- Delete what was sent over a minute ago. Of the rows that no sender has at present, delete the ones over
+-- `max_age_s` old and the ones that were taken `tries` times. Return `is_sent` of each.
 DELETE FROM failure_alerts
  WHERE sent_at < now() - interval '1 minute'
     OR sent_at IS NULL AND (taken_until IS NULL OR taken_until < now())
@@ -33,8 +33,8 @@ DELETE FROM failure_alerts
 RETURNING kind, subject, sent_at IS NOT NULL AS is_sent, claims;
 
 -- name: waiting value
--- Count the rows that a sender of `app` may take, up to two. Those that another app has a function for are left to its
--- senders for `patience_s`.
+-- Count the rows that a sender of `app` may take, up to two. If another app has a function for a row, it is left to
+-- that app's senders for `patience_s`.
 SELECT count(*) AS n
   FROM (SELECT FROM failure_alerts
          WHERE {may_take()} LIMIT 2) w;
@@ -75,8 +75,8 @@ SELECT kind, count(*) AS n, (array_agg(DISTINCT name))[1:5] AS names, max(failed
 UPDATE failure_alert_state SET quiet_until = clock_timestamp() + interval '1 minute';
 
 -- name: sent none
--- Mark what a sender took as sent: one row stays for a minute, to count against the limit.
--- Nothing happens if another sender has it now.
+-- Mark what a sender took as sent: one row stays for a minute, to count against the limit. It
+-- changes no row that another sender has now.
 WITH gone AS (
     DELETE FROM failure_alerts
      WHERE taken_by = %(token)s
@@ -85,7 +85,7 @@ UPDATE failure_alerts SET sent_at = now()
  WHERE id = (SELECT min(id) FROM failure_alerts WHERE taken_by = %(token)s);
 
 -- name: prune count
--- Delete failures that nobody sends any more: no sender was there within its time, or they are over a week old.
+-- Delete failures that will not be sent: no sender was there within its time, or they are over a week old.
 DELETE FROM failure_alerts
  WHERE failed_at < now() - interval '8 days'
     OR failed_at < now() - interval '1 day'

@@ -36,7 +36,7 @@ SELECT 'schedule' AS kind, s.name AS id, s.at, s.error, s.name, s.queue, NULL AS
  LIMIT 1000;
 
 -- name: traceback value
--- Return the traceback of a job's last failure. No row: none is recorded. `run` and `node`: NULL of an ingest job.
+-- Return the traceback of a job's last failure. Returns no row if none is recorded. `run` and `node`: NULL of an ingest job.
 (SELECT e.detail ->> 'traceback' AS traceback
    FROM workflow_node_events e
   WHERE e.run_id = %(run)s AND e.node_id = %(node)s AND e.job_id = %(job)s AND e.event_type = 'failed'
@@ -55,7 +55,7 @@ SELECT signature, until, seen_at, seen_by FROM failures_seen
  LIMIT 10000;
 
 -- name: mark_seen none
--- Mark a signature as seen until a time, by this actor or (NULL) the one of the transaction. Delete marks over a year old.
+-- Mark a signature as seen until a time, by this actor, or by the transaction's actor if NULL. Delete marks over a year old.
 WITH old AS (
     DELETE FROM failures_seen
      WHERE seen_at < now() - interval '366 days' AND signature <> %(signature)s)

@@ -2,9 +2,9 @@
 
 -- name: hand_back many
 -- tables: ingest_jobs workflow_node_jobs
--- Give up claims, of several workers too, counting nothing: each job is queued again, or
--- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs
--- wait first. `front`: they get at least the priority `band`. `error`: what a queued job shows
+-- Give up claims, also of several workers, without counting an attempt. Each job is queued again, or
+-- cancelled if it must end. One element of each array is a claim. `after_s`: how long the jobs wait
+-- first. `front`: they get at least the priority `band`. `error`: the text that a queued job shows
 -- until its next claim, or NULL. `keep_for`: the host whose workers may claim it meanwhile, or NULL.
 -- A claim without a row is lost.
 WITH done AS (
@@ -31,19 +31,18 @@ WITH done AS (
 
 -- name: strays many
 -- tables: ingest_jobs workflow_node_jobs
--- Return the claims of a worker but those whose rows somebody else has locked.
+-- Return the claims of a worker, except rows that another transaction has locked.
 SELECT id, worker_id, claim_no
   FROM ingest_jobs
  WHERE status = 'running' AND worker_id = %(worker)s
    FOR UPDATE SKIP LOCKED;
 
 -- name: unknown one
--- Return which workers did not know a node since it was last handed back for another reason or
--- ended: how often (`times`), `age_s` of the first time, the `workers`, and the `others`: up to 20
--- live workers that take such jobs, have not met it, and report it or no list of their nodes.
--- `known`: one of these reports it. `keep_for`: the host of one of these, of one that reports it if
--- there is one, without a host where a live worker has met it. The history of a node is indexed by run and node. No row: there
--- is no such job.
+-- Return which workers did not know a node since it was last handed back for another reason or ended: how often (`times`),
+-- `age_s` of the first time, the `workers`, and the `others`: up to 20 live workers that take such jobs, have not met it, and
+-- report it or no list of their nodes. `known`: one of these reports it. `keep_for`: the host of one of these, of one that
+-- reports it if there is one, without a host where a live worker has met it. The history of a node is indexed by run and node.
+-- Returns no row if the job does not exist.
 WITH job AS (
     SELECT j.* FROM workflow_node_jobs j WHERE j.id = %(job)s),
 met AS MATERIALIZED (

@@ -1,8 +1,8 @@
 -- Read a run or a job with its events, for the module history and for commands.
 
 -- name: run one
--- Return a run without its definition and context, the time of this read, and the seconds since it was queued. No row:
--- no such run.
+-- Return a run without its definition and context, the time of this read, and the seconds since it was queued. Returns
+-- no row if the run does not exist.
 SELECT id, workflow_name, status::text, error, out_dir, priority, generation, revision, upgrades, created_at,
        queued_at, started_at, finished_at, parent_run_id, parent_node_id, now() AS read_at,
        extract(epoch FROM coalesce(finished_at, now()))::float8
@@ -10,7 +10,7 @@ SELECT id, workflow_name, status::text, error, out_dir, priority, generation, re
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: nodes many unprepared
--- Return the jobs of a run's nodes in the order in which they were queued. `nodes` NULL: of all.
+-- Return the jobs of a run's nodes in the order in which they were queued; only `nodes`, unless it is NULL.
 SELECT {shown_node()}
   FROM {of_nodes(workflow_node_jobs)} n
  ORDER BY seq;
@@ -27,7 +27,7 @@ SELECT {shown_job()}, task_name, reason, args AS inputs, result AS output, lock_
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: node_events many unprepared
--- Return the events of a run's nodes, the oldest first. `nodes` NULL: of all its nodes.
+-- Return the events of a run's nodes, the oldest first; only of `nodes`, unless it is NULL.
 SELECT node_id, id, job_id, attempt, event_type::text, claim_no, worker_id, host_label, elapsed_s,
        error, detail, created_at
   FROM {of_nodes(workflow_node_events)} e
@@ -88,11 +88,11 @@ UNION ALL
   ORDER BY id LIMIT %(limit)s);
 
 -- name: feed many
--- Return the time of the database with each event of a job, and with the state of each run that may have changed.
--- The events of both kinds of jobs from `since` on (NULL: of the last `late_s` seconds) come in the order of their
--- transactions' start, after the event with this place (`at`, `kind`, `id`; NULL: from the first). The runs are of these
--- events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come, the
--- newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone.
+-- Return the time of the database with each event of a job, and with the state of each run that may have changed. The
+-- events of both kinds of jobs from `since` on (if NULL, of the last `late_s` seconds) come in the order of their
+-- transactions' start, after the event with this place (`at`, `kind`, `id`; if NULL, from the first). The runs are of
+-- these events, in `runs`, or queued since then; a row of a run has the `kind` run and no `id`. At most `most` runs come,
+-- the newest of all, the oldest of these first. Without events and runs there is one row, which has the time alone.
 WITH found AS MATERIALIZED (
     SELECT * FROM (
         SELECT 'ingest' AS kind, id, job_id, NULL::text AS run_id, NULL::text AS node_id,

@@ -22,9 +22,9 @@ SELECT %(prefix)s || lpad(to_hex(a.place), 12, '0'), %(task_name)s, %(queue)s, %
 SELECT place, id, same FROM queue_workflows_enqueue(%(prefix)s::text, %(jobs)s::jsonb);
 
 -- name: insert_once one prepared
--- Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`,
--- by `actor`. If a job has its idempotency key, whatever its window: return that job, and whether
--- it has the same task, queue and args. No row: the job is queued, under the first id of `prefix`.
+-- Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`, by
+-- `actor`. If a job has its idempotency key, whatever its window: return that job, and whether it has
+-- the same task, queue and args. Returns no row if the job is queued, under the first id of `prefix`.
 WITH key_owner AS MATERIALIZED (
     SELECT j.id, j.status::text AS status,
            queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost,
@@ -55,7 +55,7 @@ SELECT id, status::text, task_name, queue::text, attempts, max_attempts, claim_n
   FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: get one
--- Return one ingest job with every column. No row: there is no such job.
+-- Return one ingest job with every column. Returns no row if the job does not exist.
 SELECT * FROM ingest_jobs WHERE id = %(job)s;
 
 -- name: count_by_status many
@@ -63,9 +63,9 @@ SELECT * FROM ingest_jobs WHERE id = %(job)s;
 SELECT queue::text, status::text, count(*) AS n FROM ingest_jobs GROUP BY queue, status;
 
 -- name: find many
--- List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`:
--- only jobs with a smaller `seq`, for the next page. `text`: part of the id, the task, a key or the
--- error. `lost`: of the running jobs only those whose claim is lost, or only the others. Reads the table once: no index serves every filter.
+-- List jobs for an operator, the newest first. A filter that is NULL matches every job. `before`: only jobs with a smaller
+-- `seq`, for the next page. `text`: part of the id, the task, a key or the error. `lost`: only running jobs whose claim is
+-- lost, or only the other running jobs. Reads the table once, since no index serves every filter.
 SELECT j.id, j.seq, j.task_name, j.queue::text, j.status::text, j.reason, j.priority, j.attempts,
        j.max_attempts, j.crash_count, j.lapse_count, j.watchdog_retries, j.claim_no, j.generation, j.claimed_by,
        j.worker_id, j.blocked_reason,

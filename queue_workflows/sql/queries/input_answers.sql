@@ -1,7 +1,7 @@
 -- Store people's answers, claim them, and complete the input nodes with them.
 
 -- name: submit one
--- Store an answer to a node and return its row. No row: another answer to the node is in flight.
+-- Store an answer to a node and return its row. Returns no row if another answer to the node is in flight.
 INSERT INTO workflow_input_submissions (run_id, node_id, value)
 VALUES (%(run_id)s, %(node_id)s, %(value)s::jsonb)
     ON CONFLICT (run_id, node_id) WHERE status IN ('pending', 'processing') DO NOTHING
@@ -13,10 +13,10 @@ RETURNING *;
 SELECT queue_workflows_hold_node(%(run_id)s::text, %(node_id)s::text);
 
 -- name: next_due value
--- Return the id of the oldest answer that is due and not locked, without those of
--- `set_aside`. An answer that is `processing` for longer than `after_s` seconds is due again, as is
--- one whose `claimed_at` is in the future: no claim wrote that, and it would never become due.
--- Each half walks its index: a sort of all waiting answers for each of them takes hours for 20,000.
+-- Return the id of the oldest answer that is due and not locked, without those of `set_aside`. An
+-- answer that is `processing` for longer than `after_s` seconds is due again. So is an answer whose
+-- `claimed_at` is in the future, which no claim wrote and which would never become due. Each half
+-- walks its index, since sorting all waiting answers for each of them takes hours for 20,000.
 WITH pending AS (
     SELECT id, created_at FROM workflow_input_submissions
      WHERE status = 'pending'
@@ -33,8 +33,8 @@ SELECT id FROM (SELECT * FROM pending UNION ALL SELECT * FROM processing) due
  ORDER BY created_at LIMIT 1;
 
 -- name: claim one
--- Claim an answer that is still due, as in `next_due`, count the attempt and return the row,
--- which is locked. No row: another transaction has it, or it is not due any more.
+-- Claim an answer that is still due, as in `next_due`, count the attempt and return the row, which
+-- is locked. Returns no row if another transaction has it, or it is not due any more.
 WITH next AS MATERIALIZED (
     SELECT id FROM workflow_input_submissions
      WHERE id = %(id)s
@@ -69,7 +69,7 @@ UPDATE workflow_input_submissions
 
 -- name: count_failure value
 -- Count a failed attempt, make the answer due again later, and return how many attempts failed.
--- No row: the answer is over.
+-- Returns no row if the answer is over.
 UPDATE workflow_input_submissions
    SET status = 'pending', error = %(error)s,
        attempts = least(greatest(attempts, 0), 999999) + 1,
@@ -78,9 +78,9 @@ UPDATE workflow_input_submissions
 RETURNING attempts;
 
 -- name: complete_node one
--- Complete a node that waits for an answer, with the answer or the default. No row: it does not
--- wait.
--- `by` is the origin of the value in the event: `input` for an answer, `timeout` for the default.
+-- Complete a node that waits for an answer, with the answer or the default. Returns no row if it
+-- does not wait. `by` is the origin of the value in the event: `input` for an answer, `timeout` for
+-- the default.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'completed', context_delta = %(result)s::jsonb, error = NULL,

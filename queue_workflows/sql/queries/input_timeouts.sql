@@ -8,12 +8,12 @@ SELECT job_id FROM workflow_input_timeouts
  ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: lock_wait one prepared
--- Lock the wait of a job. No row: it is not over, or another transaction holds it.
+-- Lock the wait of a job. Returns no row if it is not over, or another transaction holds it.
 SELECT FROM workflow_input_timeouts WHERE job_id = %(job)s AND due_at <= now()
    FOR UPDATE SKIP LOCKED;
 
 -- name: lock_job_if_free one prepared
--- Lock the row of a job. No row: another transaction has it locked, or there is no such job.
+-- Lock the row of a job. Returns no row if another transaction has it locked, or the job does not exist.
 SELECT FROM workflow_node_jobs WHERE id = %(job)s FOR UPDATE SKIP LOCKED;
 
 -- name: overdue one
@@ -42,7 +42,7 @@ UPDATE workflow_input_timeouts SET due_at = now() + %(more_s)s * interval '1 sec
  WHERE job_id = %(job)s;
 
 -- name: fail_node one
--- Fail a node that waited too long for its answer. No row: it does not wait.
+-- Fail a node that waited too long for its answer. Returns no row if it does not wait.
 WITH done AS (
     UPDATE workflow_node_jobs j SET status = 'failed', error = %(error)s, finished_at = now()
      WHERE j.id = %(job)s AND (j.status = 'awaiting_input') IS TRUE

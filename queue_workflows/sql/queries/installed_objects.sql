@@ -5,7 +5,7 @@
 SELECT part, checksum, package_version, objects FROM queue_schema_objects;
 
 -- name: record none
--- Record that a part is installed, in the place of what was recorded of it.
+-- Record that a part is installed; replaces its earlier record.
 INSERT INTO queue_schema_objects AS o (part, checksum, package_version, objects)
 VALUES (%(part)s, %(checksum)s, %(package_version)s, %(objects)s)
 ON CONFLICT (part) DO UPDATE
@@ -17,8 +17,8 @@ ON CONFLICT (part) DO UPDATE
 DELETE FROM queue_schema_objects;
 
 -- name: settings none
--- Set what a transaction needs before it creates functions: they may call each other in any order,
--- and `SET search_path FROM CURRENT` stores this path with those that run as their owner.
+-- Prepare a transaction that creates functions: they may call each other in any order, and `SET
+-- search_path FROM CURRENT` stores this path with the functions that run as their owner.
 SELECT set_config('check_function_bodies', 'off', true),
        set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 

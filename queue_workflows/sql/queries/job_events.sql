@@ -2,8 +2,8 @@
 
 -- name: add one
 -- tables: ingest_jobs workflow_node_jobs
--- Append an event to the history of a job, of a node in which an attempt is a smallint. No row: the
--- run of the node is gone.
+-- Append an event to the history of a job, of a node in which an attempt is a smallint. Returns no
+-- row if the run of the node is gone.
 INSERT INTO ingest_job_events
        (
         run_id, node_id, model,  -- nodes only

@@ -1,9 +1,9 @@
--- Store what handlers stream under the claims of their jobs, and read it.
+-- Store and read the parts that handlers stream under the claims of their jobs.
 
 -- name: add row
 -- tables: ingest_jobs workflow_node_jobs
 -- Add parts, one element of each array a part, from number `first` on, and wake the readers. Return
--- whether the claim holds, and whether the parts before are stored: if not, nothing is added. The
+-- whether the claim holds, and whether the earlier parts are stored; if not, no part is added. The
 -- first part of a claim deletes those of all earlier claims but the last two that have any, so a job
 -- that runs again and again stores no more than three attempts.
 WITH held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE),
@@ -34,9 +34,9 @@ SELECT EXISTS (SELECT FROM held) AS held, %(first)s <= stored.last + 1 AS follow
   FROM stored;
 
 -- name: behind many
--- Return the next parts of a job behind a claim and number, of a name if it is given, with the job's
--- status and claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are
--- left out; `found` counts them too. One row without a part if there is none; no row: no such job.
+-- Return the next parts of a job behind a claim and number, of a name if it is given, with the job's status and
+-- claim and the place of its last part, as of the same snapshot. Parts beyond `bytes` are left out; `found`
+-- counts them too. Returns one row without a part if there is none, and no row if the job does not exist.
 SELECT j.status, j.claim_no AS job_claim, e.last_claim, e.last_seq, p.*
   FROM (SELECT 'ingest_jobs' AS job_table, i.id, i.status, i.claim_no FROM ingest_jobs i
          WHERE i.id = %(job)s
@@ -70,7 +70,7 @@ SELECT id FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node
 
 -- name: streaming_nodes many
 -- Return the nodes of a run that have streamed, with the place of the last part of each. `live`: only
--- those that have not ended, or have in the last 10 s. `nodes` NULL: of all its nodes.
+-- nodes that have not ended, or ended in the last 10 s. Only `nodes`, unless it is NULL.
 SELECT j.id AS job_id, j.node_id, e.claim_no, e.seq
   FROM workflow_node_jobs j
  CROSS JOIN LATERAL (

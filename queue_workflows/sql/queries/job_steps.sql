@@ -2,8 +2,8 @@
 
 -- name: begin row
 -- tables: ingest_jobs workflow_node_jobs
--- Begin a step of a claimed job, or find that it is done. One row: the step as it was before
--- (`state` NULL: there was none), `attempts` if it begins now, and whether the claim holds. A step
+-- Begin a step of a claimed job, or find that it is done. Returns one row: the step as it was before
+-- (`state` is NULL if it is new), `attempts` if it begins now, and whether the claim holds. A step
 -- that is done is only read, which locks nothing. A cursor whose arguments differ does not begin.
 WITH found AS MATERIALIZED (
     SELECT s.state, s.output::text AS output, s.arguments_hash, s.arguments, s.position
@@ -32,8 +32,8 @@ SELECT found.*, begun.attempts,
 
 -- name: end one
 -- tables: ingest_jobs workflow_node_jobs
--- Record how a step ended that this claim has begun, and return its output as it is stored. No row:
--- the claim is lost, or another one has begun the step again.
+-- Record how a step ended that this claim has begun, and return its output as it is stored. Returns
+-- no row if the claim is lost, or another one has begun the step again.
 WITH held AS MATERIALIZED (SELECT j.id FROM ingest_jobs j WHERE {held(j)} FOR SHARE)
 UPDATE job_steps s
    SET state = %(state)s, output = %(output)s::jsonb, error = %(error)s, ended_at = now(),
@@ -45,7 +45,7 @@ RETURNING s.output::text AS output;
 
 -- name: store_cursors none
 -- tables: ingest_jobs workflow_node_jobs
--- Store how far cursors are, one element of each array a cursor. Those of a lost claim are left out.
+-- Store how far cursors are, one element of each array a cursor. Cursors of a lost claim are left out.
 WITH noted AS MATERIALIZED (
     SELECT c.*
       FROM unnest(%(jobs)s::text[], %(claims)s::bigint[], %(workers)s::text[], %(names)s::text[],

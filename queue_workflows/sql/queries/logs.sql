@@ -26,9 +26,9 @@ SELECT job_id, claim_no, head, tail, cut_bytes, updated_at
  WHERE job_id = ANY (%(jobs)s::text[]) AND job_table = %(table)s;
 
 -- name: nodes_that_logged many
--- Return which nodes of a run wrote to a log since a time, the last to write last. `since` NULL:
--- at any time. `nodes` NULL: of all its nodes.
--- `of_jobs` reads the logs, which may be large.
+-- Return which nodes of a run wrote to a log since a time, the last to write last. If `since` is
+-- NULL, the time does not matter; if `nodes` is NULL, all nodes count. `of_jobs` reads the logs,
+-- which may be large.
 SELECT j.node_id, j.queue::text, l.job_id, max(l.updated_at) AS updated_at
   FROM workflow_node_jobs j
   JOIN job_attempt_logs l ON l.job_id = j.id AND l.job_table = 'workflow_node_jobs'

@@ -3,8 +3,8 @@
 -- name: complete one
 -- tables: ingest_jobs workflow_node_jobs
 -- Complete a job that is not over, whichever worker has it. A trigger records the event of an ingest job that did not run: it
--- is locked first, so that it is not handed back meanwhile. `rss`: the peak memory of a node. No row: it is over, or there is
--- no such job.
+-- is locked first, so that it is not handed back meanwhile. `rss`: the peak memory of a node. Returns no row if it is over,
+-- or the job does not exist.
 WITH {was()},
 done AS (
     UPDATE ingest_jobs j
@@ -26,8 +26,8 @@ done AS (
  {recorded_if_run(j, 'failed')};
 
 -- name: park_node one
--- Let a node that is not over wait for an answer, whichever worker has it. No row: it is over, waits
--- already, or there is no such job.
+-- Let a node that is not over wait for an answer, whichever worker has it. Returns no row if it is
+-- over, waits already, or the job does not exist.
 WITH done AS (
     UPDATE workflow_node_jobs j
        SET status = 'awaiting_input', blocked_reason = NULL, worker_id = NULL,

@@ -38,12 +38,12 @@ WITH done AS (
 SELECT (job).id FROM done;
 
 -- name: nodes value
--- Return how many nodes the items of these maps have, with those of the maps inside the items.
+-- Return how many nodes the items of these maps have, including the nodes of the maps inside the items.
 SELECT coalesce(sum(nodes), 0)::bigint AS n FROM workflow_run_maps
  WHERE run_id = %(run_id)s AND node_id = ANY (%(maps)s::text[]);
 
 -- name: generation value prepared
--- Return the generation in which a map was opened last. No row: it was not opened.
+-- Return the generation in which a map was opened last. Returns no row if it was not opened.
 SELECT generation FROM workflow_run_maps WHERE run_id = %(run_id)s AND node_id = %(map)s;
 
 -- name: opened many

@@ -1,4 +1,4 @@
--- Count the history of jobs into totals, and read what `queue-workflows metrics` shows.
+-- Count the history of jobs into totals, and read the figures of `queue-workflows metrics`.
 
 -- name: count_events value
 -- Count the events of the next `most` transactions that are not counted yet; return whether more
@@ -25,7 +25,7 @@ SELECT (SELECT extract(epoch FROM now())::float8 - extract(epoch FROM p.counted_
 SELECT queue_workflows_metric_bounds() AS bounds;
 
 -- name: totals many
--- Return what is counted so far.
+-- Return the totals that are counted so far.
 SELECT metric, name, label, bucket, n, seconds
   FROM metric_totals
  ORDER BY metric, name, label, bucket
@@ -43,8 +43,8 @@ SELECT set_config(s.name, CASE WHEN c.reltuples <= 0 THEN 'off' ELSE 'on' END, t
 
 -- name: waiting many
 -- tables: ingest_jobs workflow_node_jobs
--- Count the queued jobs of each queue by what holds them back; `ready`: nothing does. Each part
--- walks an index that has only such jobs.
+-- Count the queued jobs of each queue by the reason that holds them back; `ready` jobs have none.
+-- Each part walks an index that has only such jobs.
 SELECT queue::text, 'ready' AS why, count(*) AS n
   FROM ingest_jobs
  WHERE status = 'queued' AND blocked_reason IS NULL

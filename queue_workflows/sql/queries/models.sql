@@ -78,8 +78,8 @@ RETURNING *;
 
 -- name: newest_request one
 -- Return the newest request for a worker past number `after`, and the stop policy by which its
--- queue is OFF now (NULL: it is on). A request that is older than the worker was meant for
--- another process. No row: there is none.
+-- queue is OFF now, NULL if it is on. A request that is older than the worker was meant for another
+-- process. Returns no row if there is none.
 SELECT c.*, queue_workflows_off_policy(w.host_label, w.queue) AS off_policy
   FROM model_controls c
   JOIN workers w ON w.worker_id = %(worker)s
@@ -88,10 +88,9 @@ SELECT c.*, queue_workflows_off_policy(w.host_label, w.queue) AS off_policy
  ORDER BY c.request_no DESC LIMIT 1;
 
 -- name: on_workers many
--- Return the gpu workers seen within a day, of one host or (NULL) of all: the model and the
--- request as each reported them, the models that its host knows, and its host's GPUs in the
--- latest sample within a minute (else NULL). One that was not seen for `stale_s` seconds is
--- dead.
+-- Return the gpu workers seen within a day, of one host, or of all if NULL: the model and the
+-- request as each reported them, the models that its host knows, and its host's GPUs in the latest
+-- sample within a minute (else NULL). One that was not seen for `stale_s` seconds is dead.
 SELECT w.worker_id, w.host_label, w.pid,
        CASE WHEN w.last_seen < now() - %(stale_s)s * interval '1 second' THEN 'dead'
             ELSE w.state END AS state,

@@ -1,8 +1,8 @@
 -- Insert and read the jobs of nodes, and the context of a run.
 
 -- name: enqueue one
--- Queue one node of a run, in the generation of the run, and return the id of its job. No row:
--- there is no such run, or the run has such a node.
+-- Queue one node of a run, in the generation of the run, and return the id of its job. Returns no
+-- row if the run does not exist, or the run has such a node.
 INSERT INTO workflow_node_jobs (run_id, node_id, node_module, queue, required_model, inputs,
                                 priority, pipeline_name, generation)
 SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inputs)s::jsonb,
@@ -12,8 +12,8 @@ SELECT r.id, %(node_id)s, %(node_module)s, %(queue)s, %(required_model)s, %(inpu
 RETURNING id;
 
 -- name: same_node one
--- Return the id of a node's job, and whether it was queued with this content. No row: the run has no
--- such node.
+-- Return the id of a node's job, and whether it was queued with this content. Returns no row if the
+-- run has no such node.
 SELECT id, (node_module, queue, required_model, inputs, pipeline_name) IS NOT DISTINCT FROM
            (%(node_module)s, %(queue)s, %(required_model)s, %(inputs)s::jsonb, %(pipeline_name)s)
            AND input_template IS NULL AND status <> 'skipped' AS is_same
@@ -25,11 +25,11 @@ SELECT id, (node_module, queue, required_model, inputs, pipeline_name) IS NOT DI
 SELECT queue_workflows_insert_nodes(%(run_id)s::text, %(nodes)s::jsonb) AS n;
 
 -- name: get one
--- Return a node job. No row: there is no such job.
+-- Return a node job. Returns no row if the job does not exist.
 SELECT * FROM workflow_node_jobs WHERE id = %(job)s;
 
 -- name: get_by_node one
--- Return the job of a node. No row: the run has no such node yet.
+-- Return the job of a node. Returns no row if the run has no such node yet.
 SELECT * FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node_id)s;
 
 -- name: of_run many
@@ -53,8 +53,8 @@ SELECT node_id FROM workflow_node_jobs
 -- name: context one
 -- Return a run's context with the `context_delta` of each completed node under the node's id, and
 -- the JSON type of the context. An empty delta does not replace the context's own member. `heads`
--- NULL: all members, else those that it names, by a look-up per node. The context is NULL if it is
--- no object, and if its `size` in bytes, as a jsonb, is more than `most`.
+-- names the members to return, by a look-up per node; NULL stands for all. The context is NULL if
+-- it is not an object, and if its `size` in bytes, as a jsonb, is more than `most`.
 SELECT kind, pg_column_size(context) AS size,
        CASE WHEN pg_column_size(context) <= %(most)s::bigint THEN context END AS context
   FROM (

@@ -14,8 +14,8 @@ SELECT run_id
 
 -- name: open_events many prepared
 -- Return a run's open events that are due, the oldest first, each with the status and the error of
--- its node. `only` NULL: all of them, else the one with this id. LIMIT 1 keeps the join a look-up
--- per event: without it, it may read every version of the run's rows.
+-- its node. If `only` is given, only the event with this id. LIMIT 1 forces one look-up per event;
+-- without it, the join may read every version of the run's rows.
 SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS node_error
   FROM workflow_dispatch_events e
   LEFT JOIN LATERAL (SELECT status, error FROM workflow_node_jobs
@@ -26,7 +26,7 @@ SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS 
  ORDER BY e.id LIMIT %(limit)s;
 
 -- name: close none prepared
--- Close events. `error` not NULL: they are poison, and this is why.
+-- Close events. If `error` is not NULL, they are poison, and it is the reason.
 UPDATE workflow_dispatch_events SET processed_at = now(), error = coalesce(%(error)s, error)
  WHERE id = ANY (%(events)s);
 

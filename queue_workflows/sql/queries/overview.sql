@@ -1,8 +1,8 @@
 -- What commands display: a run while it runs, where its nodes ran, and the whole system in counts.
 
 -- name: nodes many
--- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`
--- these, and the queued ones of which an attempt failed.
+-- Return the nodes of a run: first those that run, wait for input or failed. With `live_only`, only
+-- these and queued nodes with a failed attempt.
 SELECT id, node_id, status, queue, required_model, claimed_by, worker_id, progress, input_spec,
        crash_count, lapse_count, attempts, max_attempts, blocked_reason,
        queue_workflows_due_at(available_at, resume_at, resume_until) AS available_at, error, seconds,
@@ -63,8 +63,8 @@ SELECT host_label, queue, worker_id, count(*) AS nodes,
 SELECT coalesce(sum(crash_count + lapse_count), 0)::bigint AS n FROM workflow_node_jobs WHERE run_id = %(run)s;
 
 -- name: runs_ahead row
--- Count the runs that were submitted before this one, are no less urgent, and have work to do
--- now. A run that only waits for a person has none.
+-- Count the runs that were submitted before this one, are at least as urgent, and have work to do
+-- now. A run that only waits for a person does not count.
 SELECT count(*) AS n,
        array_agg(DISTINCT o.workflow_name) AS names,
        (array_agg(o.id ORDER BY o.queued_at, o.id))[1] AS first
@@ -78,8 +78,8 @@ SELECT count(*) AS n,
                     WHERE j.run_id = o.id AND j.status IN ('queued', 'running')));
 
 -- name: find one
--- Return what has this id: a run before a job, or after it if `jobs_first`. No row: nothing has it.
--- Ids are chosen at the insert, so a run and a job may share one.
+-- Return the run or job with this id: the run first, or the job first if `jobs_first`. Returns no
+-- row if neither exists. Ids are chosen at the insert, so a run and a job may share one.
 SELECT CASE WHEN %(jobs_first)s THEN 4 ELSE 1 END AS rank, 'run' AS kind, status::text, id AS run_id,
        workflow_name AS name
   FROM workflow_runs

@@ -59,10 +59,10 @@ SELECT q.asked, q.asked_s, l.finished_at AS failed_at, l.error,
            ) b ORDER BY b.finished_at DESC LIMIT 1) l ON true;
 
 -- name: questions many
--- Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, behind the place
--- `after` and `after_seq` (NULL: from the first). A spec and a default over `most` bytes are NULL. `asked` changes with
--- the spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet.
--- `due_at`: when the wait ends by itself, with `default` as the answer if it `has_default`; NULL: never.
+-- Return the input nodes that wait in running runs, of one run and node if given, the longest wait first, after the place
+-- `after` and `after_seq`, or from the first if NULL. A spec and a default over `most` bytes are NULL. `asked` changes with the
+-- spec, and is NULL with one of more bytes as stored. `answered`: whether an answer was submitted and not taken yet. `due_at`:
+-- when the wait ends by itself, with `default` as the answer if it `has_default`, or NULL if it never ends by itself.
 SELECT j.run_id, r.workflow_name, r.out_dir, j.node_id, j.id AS job_id, j.seq,
        (SELECT t.due_at FROM workflow_input_timeouts t WHERE t.job_id = j.id) AS due_at,
        j.policy ? 'default' AS has_default, {small(j.policy -> 'default')} AS default,
@@ -144,8 +144,8 @@ SELECT last.*, f.p50_s, f.p95_s, f.longest_s, f.failures
  ORDER BY last.created_at;
 
 -- name: nodes_of_runs many
--- Return the nodes of these runs that fail most, then the slowest, items of a map as one. Of each run `most`
--- nodes are read.
+-- Return the nodes of these runs that fail most, then the slowest, items of a map as one. It reads `most`
+-- nodes of each run.
 SELECT n.name, count(*) AS nodes, count(*) FILTER (WHERE n.status = 'failed') AS failed,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY n.seconds)::float8 AS p50_s,
        percentile_cont(0.95) WITHIN GROUP (ORDER BY n.seconds)::float8 AS p95_s
@@ -172,9 +172,9 @@ SELECT r.id, r.workflow_name, r.status, n.waiting, n.children, n.running
  ORDER BY i.place;
 
 -- name: node_jobs many unprepared
--- Return nodes that are queued or running, whichever the status is, in the order of the claim, from the one behind this
--- `priority` and `seq` on (NULL: from the first). A filter that is NULL matches every node. No plan is kept. The conditions
--- are those of indexes, which have no other nodes.
+-- Return nodes that are queued or running, of either status, in the order of the claim, after this `priority` and `seq`, or
+-- from the first if NULL. A filter that is NULL matches every node. No plan is kept. The conditions are those of indexes,
+-- which have no other nodes.
 SELECT id, run_id, node_id, node_module, queue, status, priority, seq, created_at, started_at, claimed_by AS host_label
   FROM workflow_node_jobs
  WHERE status = %(status)s
@@ -189,8 +189,8 @@ SELECT id, run_id, node_id, node_module, queue, status, priority, seq, created_a
  LIMIT %(limit)s;
 
 -- name: task_jobs many unprepared
--- Return the ingest jobs that fit the filters, the newest first, from the one behind the `seq` `before` on (NULL: from the
--- first). `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
+-- Return the ingest jobs that fit the filters, the newest first, after the job with the `seq` `before`, or from the first
+-- if NULL. `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
 -- the list only if it `fits`. A filter that is NULL matches every job.
 SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text, e.attempts, e.max_attempts,
        e.blocked_reason, e.lock_key, e.partition_key, e.idempotency_key, left(e.error, 1000) AS error, e.seconds,
@@ -209,7 +209,7 @@ SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text,
 
 -- name: named one
 -- Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
--- or `key`, in which the newest `most` ingest jobs or a running node have it. No row: none has it.
+-- or `key`, in which the newest `most` ingest jobs or a running node have it. Returns no row if none has it.
 SELECT 1 AS rank, id, 'key' AS field
   FROM ingest_jobs
  WHERE idempotency_key = %(text)s::text AND NOT idempotency_released

@@ -29,8 +29,8 @@ SELECT EXISTS (SELECT FROM workflow_runs
 
 -- name: sweeps row prepared
 -- Return which sweeps have work: leases that lapsed, input nodes that waited too long, waiters in
--- lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part
--- walks an index in its order: no plan reads a whole table, whatever the statistics say.
+-- lock queues or jobs that no worker serves, and partitions with limits or waiters. Each part walks
+-- an index in its order, so that no plan reads a whole table, whatever the statistics say.
 SELECT coalesce((SELECT true FROM workflow_node_jobs
                   WHERE status = 'running'
                     AND (lease_expires_at IS NULL OR lease_expires_at < now())

@@ -1,4 +1,4 @@
--- What a role may do with the tables and functions of the engine, from the catalog. A table or
+-- Find the rights of a role to the tables and functions of the engine, from the catalog. A table or
 -- function that does not exist is left out.
 
 -- name: closed_tables many
@@ -35,9 +35,9 @@ SELECT s.oid::regclass::text AS name
 
 -- name: closed_functions many
 -- Return the functions that this role needs and may not call, or perhaps only through a right of
--- PUBLIC in `revoked`: those that only read, all others for a role that `works`, and those
--- that are `named`. None of the `internal` ones: only functions of the tables' owner call them. No
--- trigger's function: its caller needs no right to it.
+-- PUBLIC in `revoked`. These are the functions that only read, all others for a role that `works`,
+-- and the `named` ones. Left out are the `internal` ones, which only functions of the tables' owner
+-- call, and trigger functions, to which the caller needs no right.
 SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
   FROM pg_proc p
   JOIN pg_class c ON c.oid = to_regclass('workflow_runs')
@@ -52,7 +52,7 @@ SELECT 'EXECUTE' AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name
 
 -- name: of_public many
 -- Return the rights that PUBLIC has to functions, tables and sequences of the engine. Migrations
--- give it one: to read what is installed.
+-- give it one right, to read what is installed.
 SELECT x.privilege_type AS right, 'FUNCTION' AS kind, p.oid::regprocedure::text AS name,
        'PUBLIC' AS grantee
   FROM pg_proc p
@@ -89,8 +89,8 @@ SELECT p.oid::regprocedure::text AS name, quote_ident(pg_get_userbyid(p.proowner
  ORDER BY 1;
 
 -- name: not_owned many
--- Return what keeps this role from migrating: tables and functions that it does not own, and a
--- schema in which it may not create.
+-- Return the obstacles to a migration by this role: tables and functions that it does not own, and
+-- a schema in which it may not create.
 SELECT 'OWNER' AS right, 'TABLE' AS kind, c.oid::regclass::text AS name
   FROM pg_class c
  WHERE c.oid IN (SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS t (name))

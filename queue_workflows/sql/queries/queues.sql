@@ -23,14 +23,14 @@ VALUES (%(queue)s, %(partition)s, now(),
 RETURNING *;
 
 -- name: resume_queue many
--- End the pause of a queue, also one that has run out. No row: it had none.
+-- End the pause of a queue, also one that has run out. Returns no row if it had none.
 UPDATE queue_settings
    SET paused_at = NULL, paused_until = NULL, paused_by = NULL, updated_at = now()
  WHERE queue = %(queue)s AND paused_at IS NOT NULL
 RETURNING queue;
 
 -- name: resume_partition many
--- End the pause of a partition, also one that has run out. No row: it had none.
+-- End the pause of a partition, also one that has run out. Returns no row if it had none.
 UPDATE queue_partitions
    SET paused_at = NULL, paused_until = NULL, paused_by = NULL, updated_at = now()
  WHERE queue = %(queue)s AND partition_key = %(partition)s AND paused_at IS NOT NULL
@@ -72,8 +72,8 @@ DELETE FROM queue_partitions
    AND paused_at IS NULL AND max_running IS NULL AND rate_limit IS NULL;
 
 -- name: admit_from_partitions value prepared
--- Admit jobs of the partitions whose time has come, and of those from which no job is
--- admitted. Returns how many partitions of the second kind there were.
+-- Admit jobs of the partitions whose time has come, and of partitions in which no job is admitted.
+-- Returns how many partitions of the second kind there were.
 SELECT queue_workflows_mend_lines() AS n;
 
 -- name: settings many
@@ -95,10 +95,10 @@ SELECT EXISTS (SELECT FROM queue_settings WHERE queue = %(queue)s)
 -- Return the queues that have settings, live jobs, or events of the last `window` seconds, and with `served` also those
 -- that a worker has served or a switch names; only one of them if `queue` is given. Each has its settings, with `paused`;
 -- its live jobs by what keeps them (`blocked`: all that something keeps); the age of the oldest that is due and no map
--- that waits for its items (`oldest_s`), and of the oldest that nothing keeps (`ready_s`); how many jobs came in (`came`)
--- and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind a queue
--- come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no other but
--- those with events of the window: the three conditions are those of indexes.
+-- that waits for its items (`oldest_s`), and of the oldest that is not blocked (`ready_s`); how many jobs came in
+-- (`came`) and ended (`went`) within the window; its live workers (`alive`), and those that take jobs (`taking`). Behind
+-- a queue come its partitions with settings of their own, of all queues the first `most`. Reads every live job, and no
+-- other but those with events of the window: the three conditions are those of indexes.
 WITH jobs AS MATERIALIZED (
     SELECT c.queue, sum(c.n) FILTER (WHERE c.why = 'running') AS running,
            sum(c.n) FILTER (WHERE c.why = 'ready') AS ready,
@@ -178,7 +178,7 @@ SELECT p.queue, p.partition_key, coalesce(queue_workflows_is_paused(p.paused_at,
  LIMIT 10000;
 
 -- name: waiting many
--- Return one queue with settings, or (NULL) each, with the use of its limits.
+-- Return one queue with settings, or each if NULL, with the use of its limits.
 SELECT {in_use(s)}, s.paused_until, s.paused_by
   FROM queue_settings s
  WHERE %(queue)s::text IS NULL OR s.queue = %(queue)s

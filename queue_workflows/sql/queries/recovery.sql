@@ -2,9 +2,9 @@
 
 -- name: lapsed many
 -- tables: ingest_jobs workflow_node_jobs
--- Lock and return up to 100 jobs whose lease has lapsed, of `ids` (NULL: of all) and none of `aside`. `had_s`: for how many
--- seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others; `had_s`
--- NULL and not `before`: all.
+-- Lock and return up to 100 jobs whose lease has lapsed, of `ids` (all if NULL) and not in `aside`. `had_s`: for how many
+-- seconds the caller has had the database. `before`: only jobs whose last renewal is older, else only the others. If
+-- `had_s` is NULL and `before` is false, return all.
 SELECT j.id FROM ingest_jobs j
  WHERE j.status = 'running' AND (j.lease_expires_at IS NULL OR j.lease_expires_at < now())
    AND ((j.heartbeat_at < now() - %(had_s)s::float8 * interval '1 second') IS TRUE) = %(before)s::boolean
@@ -57,9 +57,9 @@ SELECT j.id
 
 -- name: requeue many
 -- tables: ingest_jobs workflow_node_jobs
--- Take running jobs from their workers: those of `ids`, those of a host in one queue, or (all NULL) every one. A job is queued
--- again with at least the priority `band`, or cancelled if it must end. `counted`: as ended by the watchdog, else nothing is
--- counted.
+-- Take running jobs from their workers: the jobs in `ids`, a host's jobs in one queue, or all if these are NULL. A job is
+-- queued again with at least the priority `band`, or cancelled if it must end. If `counted`, it counts as ended by the
+-- watchdog, else not at all.
 WITH done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at) = (

@@ -5,9 +5,9 @@
 SELECT pg_relation_size(%(table)s::regclass) / current_setting('block_size')::bigint AS n;
 
 -- name: old_jobs many
--- Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (NULL:
--- of all) and none of `aside`. The `retention_days` of a queue stands before `days`; 0 keeps rows forever. The table is
--- walked as it lies: an index by time of ending would cost every job. Rows that are locked stay.
+-- Lock and return the ingest jobs past their retention that lie in the pages from `first` to before `end`, of `ids` (all
+-- if NULL) and not in `aside`. The `retention_days` of a queue precede `days`; 0 keeps rows forever. The table is read in
+-- its physical order, since an index by time of ending would make every job slower. Locked rows stay.
 SELECT j.id
   FROM ingest_jobs j
   LEFT JOIN queue_settings q ON q.queue = j.queue
@@ -29,7 +29,7 @@ SELECT count(*) AS n
            coalesce(q.retention_days, %(days)s::float8));
 
 -- name: old_runs many
--- As `old_jobs`, of runs, up to `limit`. A run stays while it has an open outbox row or a node that has not ended.
+-- Do as `old_jobs`, for up to `limit` runs. A run stays while it has an open outbox row or a node that has not ended.
 SELECT r.id
   FROM workflow_runs r
  CROSS JOIN queue_workflows_prunable_run(

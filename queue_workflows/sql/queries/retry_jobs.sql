@@ -1,8 +1,8 @@
 -- Queue failed or cancelled ingest jobs again, in a new generation.
 
 -- name: reopen_ingest many
--- Queue failed and cancelled ingest jobs again in a new generation, with all counters at
--- zero. A trigger adds the event. Without a row: jobs in other states, and those in the last
+-- Queue failed and cancelled ingest jobs again in a new generation, with all counters at zero. A
+-- trigger adds the event. Returns no row for a job in another state or in the last possible
 -- generation.
 UPDATE ingest_jobs j
    SET status = 'queued', generation = j.generation + 1, error = NULL, finished_at = NULL,

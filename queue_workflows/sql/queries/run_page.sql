@@ -2,7 +2,7 @@
 
 -- name: head one
 -- Return a run with its output, its schedule and its first child runs, and the number of nodes of its graph. Values over
--- `most` bytes are NULL. No row: there is no such run.
+-- `most` bytes are NULL. Returns no row if the run does not exist.
 SELECT r.id, r.workflow_name, r.status::text, left(r.error, 4000) AS error, r.out_dir, r.created_at, r.queued_at,
        r.finished_at, r.available_at, r.parent_run_id, r.parent_node_id, r.definition_hash, now() AS read_at, left(r.headers ->> 'again_of', 1000) AS again_of,
        CASE WHEN jsonb_typeof(r.definition -> 'nodes') = 'array' THEN jsonb_array_length(r.definition -> 'nodes')
@@ -37,7 +37,7 @@ SELECT step, json_object_agg(status, n ORDER BY status) AS counts, sum(items)::b
  GROUP BY step ORDER BY step IS NOT NULL, min(first_start), step LIMIT %(limit)s;
 
 -- name: nodes many unprepared
--- Return the first nodes of a run without their values, in the order of their start. `active`: only those that run, wait
+-- Return the first nodes of a run without their values, in the order of their start. `active`: only nodes that run, wait
 -- for an answer or failed.
 SELECT node_id, queue::text, status::text, required_model, claim_no, attempts AS attempts_failed, max_attempts,
        claimed_by, worker_id, blocked_reason, child_run_id, left(error, 300) AS error, seconds, created_at, started_at,
@@ -48,8 +48,8 @@ SELECT node_id, queue::text, status::text, required_model, claim_no, attempts AS
  ORDER BY started_at NULLS LAST, seq LIMIT %(limit)s;
 
 -- name: events many unprepared
--- Return the last events that begin and end the attempts of these nodes (NULL: of all), the newest first. With a `claim`
--- they have their errors and details, and the traceback of this claim.
+-- Return the last events that begin and end the attempts of these nodes, or of all if NULL, the newest first. With a
+-- `claim` they have their errors and details, and the traceback of this claim.
 SELECT node_id, event_type::text, claim_no, worker_id, host_label, elapsed_s, created_at,
        CASE WHEN %(claim)s::bigint IS NOT NULL THEN left(error, 1000) END AS error,
        CASE WHEN %(claim)s::bigint IS NULL THEN NULL
@@ -62,8 +62,8 @@ SELECT node_id, event_type::text, claim_no, worker_id, host_label, elapsed_s, cr
  ORDER BY created_at DESC, id DESC LIMIT %(limit)s;
 
 -- name: node one
--- Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed. No
--- row: it is not queued yet.
+-- Return one node with its values up to `most` bytes, their sizes as stored, and the last parts that it has streamed.
+-- Returns no row if it is not queued yet.
 SELECT id, node_id, node_module, queue::text, status::text, required_model, claim_no, attempts AS attempts_failed,
        max_attempts, claimed_by, worker_id, blocked_reason, child_run_id, seconds, left(error, 8000) AS error, created_at,
        started_at, finished_at, now() AS read_at,
@@ -81,7 +81,7 @@ SELECT id, node_id, node_module, queue::text, status::text, required_model, clai
   FROM workflow_node_jobs n WHERE run_id = %(run_id)s AND node_id = %(node)s LIMIT 1;
 
 -- name: log one
--- Return the log of an attempt of a node. No row: nothing is stored.
+-- Return the log of an attempt of a node. Returns no row if nothing is stored.
 SELECT head, tail, cut_bytes, updated_at FROM job_attempt_logs
  WHERE job_table = 'workflow_node_jobs' AND claim_no = %(claim)s
    AND job_id = (SELECT id FROM workflow_node_jobs WHERE run_id = %(run_id)s AND node_id = %(node)s) LIMIT 1;
@@ -92,7 +92,7 @@ SELECT name, key, state, left(error, 300) AS error, attempts, ended_at
   FROM job_steps WHERE job_table = 'workflow_node_jobs' AND job_id = %(job)s ORDER BY id LIMIT %(limit)s;
 
 -- name: map one
--- Return the counters of a map. No row: it was not opened yet.
+-- Return the counters of a map. Returns no row if it was not opened yet.
 SELECT m.node_id, m.total, m.done_items AS done, m.failed_items AS failed, m.open_items AS open, m.next_position,
        m.may_fail, m.at_once
   FROM workflow_run_maps m WHERE m.run_id = %(run_id)s AND m.node_id = %(map)s LIMIT 1;
@@ -133,7 +133,7 @@ SELECT i.position, i.key, left(i.error, 500) AS error,
  ORDER BY i.position LIMIT %(limit)s;
 
 -- name: item one
--- Return an item of a map with its value up to `most` bytes. No row: there is none with this key.
+-- Return an item of a map with its value up to `most` bytes. Returns no row if there is none with this key.
 SELECT i.position, i.key, left(i.error, 8000) AS error, pg_column_size(i.item) AS bytes,
        {small(i.item)} AS item,
        CASE WHEN i.state <> 'waiting' THEN i.state::text WHEN i.position < %(opened)s::integer THEN 'open'
@@ -141,7 +141,7 @@ SELECT i.position, i.key, left(i.error, 8000) AS error, pg_column_size(i.item) A
   FROM workflow_map_items i WHERE i.run_id = %(run_id)s AND i.map_id = %(map)s AND i.key = %(key)s LIMIT 1;
 
 -- name: value value
--- Return one whole value of a run (`node` NULL: its inputs or output) or of a node: `inputs` or `output`.
+-- Return one whole value, `inputs` or `output`, of a node, or of the run if `node` is NULL.
 SELECT CASE WHEN %(node)s::text IS NULL AND %(name)s::text = 'inputs'
             THEN (SELECT context FROM workflow_runs WHERE id = %(run_id)s)
             ELSE (SELECT CASE WHEN %(name)s::text = 'inputs' THEN coalesce(resolved_inputs, inputs) ELSE context_delta END

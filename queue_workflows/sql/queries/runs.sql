@@ -17,11 +17,11 @@ VALUES (%(run_id)s, %(workflow_name)s, %(parcel_id)s, %(out_dir)s, %(priority)s,
 RETURNING *;
 
 -- name: get one
--- Return a run. No row: there is no such run.
+-- Return a run. Returns no row if the run does not exist.
 SELECT * FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: output value
--- Return the output of a run. No row: it has none, or has not completed.
+-- Return the output of a run. Returns no row if it has none, or has not completed.
 SELECT context_delta AS output FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND node_id = '__output__' AND status = 'completed';
 
@@ -30,9 +30,9 @@ SELECT context_delta AS output FROM workflow_node_jobs
 DELETE FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: update one
--- Set the columns that `given` names and return the row. No row: there is no such run, or the
--- status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a run.
--- A column that is not given keeps its stored value as it is, also a large one.
+-- Set the columns that `given` names and return the row. Returns no row if the run does not exist,
+-- or the status of a run that is over would change. `failed` or `cancelled` to `queued` reopens a
+-- run. A column that is not given keeps its stored value as it is, also a large one.
 UPDATE workflow_runs SET
        {given(parcel_id, text)},
        {given(workflow_name, text)},
@@ -74,20 +74,20 @@ SELECT id FROM workflow_runs
  ORDER BY priority, queued_at, id LIMIT %(limit)s;
 
 -- name: head one prepared
--- Return a run without its definition and context. No row: there is no such run. `born` never
--- raises, as the cast of an infinite time would. Each change of the row gives it another `version`.
--- A run that was deleted and submitted again has another `born`.
+-- Return a run without its definition and context. Returns no row if the run does not exist. `born`
+-- never raises, as the cast of an infinite time would. Each change of the row gives it another
+-- `version`. A run that was deleted and submitted again has another `born`.
 SELECT {head()}, xmin::text AS version
   FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: lock one prepared
 -- Lock the row of a run against other dispatchers and return it as `head` does. Inserts of rows
--- that reference the run pass this lock. No row: there is no such run.
+-- that reference the run pass this lock. Returns no row if the run does not exist.
 SELECT {head()}
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE;
 
 -- name: lock_if_free one prepared
--- Lock a run as `lock` does. No row: there is no such run, or another transaction has it locked.
+-- Lock a run as `lock` does. Returns no row if the run does not exist, or another transaction has it locked.
 SELECT {head()}
   FROM workflow_runs WHERE id = %(run_id)s FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -96,9 +96,9 @@ SELECT {head()}
 SELECT definition FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: definition_texts many prepared
--- Return the definitions of those of these runs that have one, as text, of at most `most` bytes as stored (NULL: of any
--- size). The same definition is always the same text. LIMIT keeps this a look-up per run: a plan that was made for a
--- small table would read the whole one later.
+-- Return the definitions that these runs have, as text, if they are at most `most` bytes as stored (of any size if
+-- NULL). The same definition is always the same text. LIMIT forces a look-up per run, since a plan that was made for a
+-- small table would read the whole table later.
 SELECT i.id, r.text
   FROM unnest(%(ids)s::text[]) AS i (id)
  CROSS JOIN LATERAL (
@@ -128,9 +128,9 @@ UPDATE workflow_runs
  WHERE id = %(run_id)s AND status = 'queued';
 
 -- name: start_fresh value prepared
--- Start a run that never started: freeze its definition, change it to running, insert its first
--- nodes. Return how many nodes it inserted; NULL: the run has changed since the caller read it, or is locked.
--- No row: there is no such run, its context is no object, or it has changed since the caller read its `version`.
+-- Start a run that never started: freeze its definition, change it to running, insert its first nodes. Return how
+-- many nodes it inserted, or NULL if the run has changed since the caller read it, or is locked. Returns no row
+-- if the run does not exist, its context is no object, or it has changed since the caller read its `version`.
 SELECT queue_workflows_start_run(r.id, %(generation)s::integer, %(born)s::bigint,
                                  %(definition)s::jsonb, %(digest)s::text, %(nodes)s::jsonb,
                                  %(out_dir)s::text) AS n
@@ -170,14 +170,14 @@ SELECT id FROM (SELECT id FROM workflow_runs
  ORDER BY id LIMIT %(limit)s;
 
 -- name: stalled column
--- Return those of these runs that nothing moves forward; see `queue_workflows_stalled_runs`.
--- `quiet_s`: for how many seconds no node of them has ended.
+-- Of these runs, return the ones that cannot move forward; see `queue_workflows_stalled_runs`.
+-- `quiet_s`: seconds without an ended node before a run counts.
 SELECT run_id FROM queue_workflows_stalled_runs(%(quiet_s)s::float8, %(ids)s::text[]);
 
 -- name: stopper one
 -- Return the node that keeps a run from going on, with its status, `deleted` if it has no row any
 -- more. A node that ends the run comes first. A failed item is left out, because its map decides
--- whether the run fails. Left out are also nodes of an earlier generation, which run again, and
+-- whether the run fails. Also left out are nodes of an earlier generation, which run again, and
 -- nodes that were deleted before an upgrade, since it queues them again if its definition has them.
 SELECT node_id, status, error
   FROM (SELECT j.node_id, j.status::text, j.error
@@ -215,8 +215,8 @@ UPDATE workflow_runs SET status = 'queued', updated_at = now()
 RETURNING *;
 
 -- name: reopen_two_generations_on one
--- Queue a run that is over again, two generations on, and return its row. The generation between
--- is that of the nodes which `cancel_nodes_again` changes.
+-- Queue a run that is over again, two generations on, and return its row. The nodes that
+-- `cancel_nodes_again` changes get the generation in between.
 UPDATE workflow_runs
    SET status = 'queued', generation = generation + 2, finished_at = NULL, error = NULL,
        start_attempts = 0, available_at = NULL, queued_at = now(), updated_at = now()

@@ -1,7 +1,7 @@
 -- Store, read and delete hardware samples.
 
 -- name: put none prepared
--- Store a hardware sample in the ring of its interval (NULL: in none) and, if asked, notify
+-- Store a hardware sample in the ring of its interval (in none if NULL) and, if requested, notify
 -- it on the channel hw_metrics. The commit does not wait for the disk.
 SELECT queue_workflows_put_sample(%(host)s::text, %(every_s)s::integer, %(sample)s::jsonb,
        %(notify)s::boolean);
@@ -32,7 +32,7 @@ SELECT h.host_label, s.sampled_at, s.sample
  LIMIT 10000;
 
 -- name: last one
--- Return the last sample of a host between two instants. No row: there is none.
+-- Return the last sample of a host between two instants. Returns no row if there is none.
 SELECT every_s, sampled_at, sample FROM hw_samples
  WHERE host_label = %(host)s AND sampled_at BETWEEN %(since)s AND %(until)s
  ORDER BY sampled_at DESC, every_s LIMIT 1;

@@ -2,7 +2,7 @@
 
 -- name: put one
 -- Insert a schedule, or replace the definition of the one of this name, source and app, or bring back one that has left
--- the code of this or another app, changed or not. No row: it is the same already, or of another source or app.
+-- the code of this or another app, changed or not. Returns no row if it is the same already, or of another source or app.
 INSERT INTO schedules AS s (
     name, expression, tz, task_name, args, workflow_name, inputs, queue, priority, idempotency_key, headers,
     catch_up, catch_up_max, catch_up_within_s, overlap, jitter_s, start_at, end_at, source, app, on_failure,

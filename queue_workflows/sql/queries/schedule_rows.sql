@@ -20,12 +20,12 @@ due AS MATERIALIZED (
 SELECT * FROM unplanned UNION ALL SELECT * FROM due;
 
 -- name: wake row
--- Return whether there are schedules, and when the next that `due` returns is due; NULL: none is planned.
+-- Return whether there are schedules, and when the next that `due` returns is due, or NULL if none is planned.
 SELECT EXISTS (SELECT FROM schedules) AS any,
        queue_workflows_next_wake(%(app)s, %(names)s, %(aside)s, %(tasks)s, %(patience_s)s) AS wake_at;
 
 -- name: plan none unprepared
--- Store what comes next for a schedule, and which instant was missed.
+-- Store the next instant of a schedule, and the missed one.
 UPDATE schedules
    SET next_at = %(next_at)s::timestamptz, wake_at = %(wake_at)s, ended = %(next_at)s::timestamptz IS NULL,
        error = NULL, missed_at = coalesce(%(missed_at)s, missed_at)
@@ -36,9 +36,9 @@ UPDATE schedules
 SELECT pg_notify('schedules_changed', '');
 
 -- name: plan_again none
--- Forget what was planned, or found missed, by a clock that was ahead. With `all`: whatever is planned after `now`;
--- else only schedules that fired, skipped, changed or missed an instant after it. In both cases those that wait longer
--- than a jitter, or than `poll_s` for the end of a job.
+-- Drop instants that a clock which was ahead has planned or found missed. With `all`, of every schedule that is
+-- planned after `now`; else only of schedules that fired, skipped, changed or missed an instant after it. In both
+-- cases, only if they wait longer than a jitter, or than `poll_s` for the end of a job.
 UPDATE schedules
    SET next_at = NULL, wake_at = NULL, ended = false,
        missed_at = CASE WHEN missed_at <= %(now)s THEN missed_at END
@@ -50,7 +50,7 @@ UPDATE schedules
                 OR EXISTS (SELECT FROM schedule_fires f WHERE f.name = schedules.name AND f.fire_at > %(now)s)));
 
 -- name: fired none unprepared
--- Store what a fire made of a schedule.
+-- Store the new state of a schedule after a fire.
 UPDATE schedules
    SET last_fire_at = %(fire_at)s, last_job_id = %(job_id)s, last_run_id = %(run_id)s
  WHERE name = %(name)s;
@@ -60,13 +60,13 @@ UPDATE schedules
 UPDATE schedules SET error = left(%(error)s, 2000) WHERE name = %(name)s;
 
 -- name: claim one prepared
--- Claim one instant of a schedule. No row: it was claimed before.
+-- Claim one instant of a schedule. Returns no row if it was claimed before.
 INSERT INTO schedule_fires (name, fire_at) VALUES (%(name)s, %(fire_at)s)
 ON CONFLICT (name, fire_at) DO NOTHING
 RETURNING name;
 
 -- name: last_claimed value
--- Return the latest instant up to `now` that was claimed, fired or skipped; NULL: none.
+-- Return the latest instant up to `now` that was claimed, fired or skipped, or NULL.
 SELECT max(fire_at) AS at FROM schedule_fires WHERE name = %(name)s AND fire_at <= %(now)s;
 
 -- name: fired_since one
@@ -81,6 +81,6 @@ UPDATE schedule_fires SET job_id = %(job_id)s, run_id = %(run_id)s, skipped = %(
  WHERE name = %(name)s AND fire_at = %(fire_at)s;
 
 -- name: last_status value
--- Return the status of the job or run of the last fire; NULL: there is none any more.
+-- Return the status of the job or run of the last fire, or NULL if it was deleted.
 SELECT coalesce((SELECT status::text FROM ingest_jobs WHERE id = %(job_id)s),
                 (SELECT status FROM workflow_runs WHERE id = %(run_id)s)) AS status;

@@ -1,11 +1,11 @@
 -- The settings, the role and the tables of a session. They run on every database, with our schema or without.
 
 -- name: set_up none
--- Set what an engine session depends on, whatever the environment, the role and the database say:
--- the timeouts (milliseconds, 0 for none), the isolation, and how values become text and back.
--- Compiling (jit) takes longer than our statements do. Without triggers (session_replication_role)
--- no rule holds; only a superuser may set it. A server before version 17 has no
--- transaction_timeout. The encoding is in the DSN, and what an operator decides stays:
+-- Set the parameters that an engine session depends on, whatever the environment, the role and the
+-- database say: the timeouts (milliseconds, 0 for none), the isolation, and how values become text
+-- and back. Compiling (jit) takes longer than our statements do. Without triggers
+-- (session_replication_role) no rule holds; only a superuser may set it. A server before version 17
+-- has no transaction_timeout. The encoding is in the DSN. Settings that an operator decides stay:
 -- search_path, synchronous_commit, default_transaction_read_only and the planner's costs.
 -- `is_local`: for this transaction alone, since a pooler gives the session to others after it.
 SELECT set_config('statement_timeout', %(statement_ms)s::text, %(is_local)s::bool),

@@ -23,8 +23,8 @@ hosts AS (
 UPDATE workers SET last_seen = last_seen - %(by)s::interval;
 
 -- name: next_due value
--- Return the seconds until the first instant later than `after` at which something comes due.
--- NULL: nothing waits for a later one.
+-- Return the seconds until the first instant later than `after` at which something comes due, or
+-- NULL if there is none.
 SELECT extract(epoch FROM min(at) - now())::float8 AS seconds FROM (
     -- both:
     SELECT min(w.at) AS at FROM ingest_jobs j

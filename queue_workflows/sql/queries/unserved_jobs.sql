@@ -6,8 +6,8 @@
 SELECT queue_workflows_served_queues(%(stale_s)s::float8) AS queues;
 
 -- name: block_unserved value prepared
--- Block up to `batch` jobs of a table that keep a lock key from jobs in these served queues
--- and are in none of these queues themselves; return how many.
+-- Block up to `batch` jobs of a table that hold a lock key for which jobs in these served queues
+-- wait, and that are in other queues themselves; return how many.
 SELECT queue_workflows_block_unserved(%(table)s, %(queues)s::text[], %(batch)s) AS n;
 
 -- name: unblock_served value prepared

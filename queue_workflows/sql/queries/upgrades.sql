@@ -2,7 +2,7 @@
 
 -- name: hold_queued column
 -- Lock the queued nodes of a run and return their ids, without those that another transaction has
--- locked: a worker claims them, or they change otherwise.
+-- locked: a worker claims or changes them.
 SELECT node_id FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND status = 'queued' FOR NO KEY UPDATE SKIP LOCKED;
 
@@ -27,8 +27,8 @@ DELETE FROM workflow_node_jobs
 
 -- name: move one
 -- Store another definition of a run that is not over, queue the run, so that its start queues what
--- is ready, and record who did it, with `change`. The last 20 moves are kept. No row: the run has
--- ended.
+-- is ready, and record who did it, with `change`. The last 20 moves are kept. Returns no row if the
+-- run has ended.
 UPDATE workflow_runs
    SET definition = %(definition)s::jsonb, definition_hash = %(digest)s,
        revision = least(revision, 999999999) + 1,

@@ -2,11 +2,11 @@
 
 -- name: jobs many
 -- tables: ingest_jobs workflow_node_jobs
--- Return jobs with the facts that keep them waiting: when each is due, and whether it is due for its host alone (`kept`);
--- the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted next; the
--- limits in force for its partition (its own, else the queue's for partitions), when the next job of it may be admitted
--- (NULL: no time is set) and how many run; whether a worker serves its queue again, if it is blocked because none did.
--- Of a node also the status of its run, and how many items of its map have ended.
+-- Return jobs with the facts that explain their waiting: when each is due, and whether it is due for its host alone
+-- (`kept`); the event that its handler awaits since its last claim; the owner of its lock key, which runs or is admitted
+-- next; the limits in force for its partition (its own, else the queue's for partitions), when its next job may be
+-- admitted (NULL if no time is set) and how many run; whether a worker serves its queue again, if it is blocked because
+-- none did. For a node, also the status of its run, and how many items of its map have ended.
 SELECT j.*,
        'ingest job'  -- ingest only
        r.status AS run_status, m.total AS map_total, m.done_items AS map_done, m.failed_items AS map_failed,  -- nodes only
@@ -60,7 +60,7 @@ SELECT b.*, sum(b.n) OVER () AS total
  LIMIT %(limit)s;
 
 -- name: run one
--- Return the facts that explain why a run waits. No row: no such run.
+-- Return the facts that explain why a run waits. Returns no row if the run does not exist.
 SELECT id, workflow_name, status::text, available_at, definition
   FROM workflow_runs
  WHERE id = %(run)s;
@@ -126,8 +126,8 @@ SELECT j.id, ARRAY(SELECT DISTINCT m.worker_id FROM ({met(j)}) m ORDER BY m.work
 
 -- name: jobs_ahead row
 -- tables: ingest_jobs workflow_node_jobs
--- Count the due jobs, of nodes those of live runs, that stand before this one in the order of the claim, up to `most`: all
--- of them, and those of a better priority. `models`: only nodes of one of these models or of none; NULL: of any.
+-- Count the due jobs before this one in the order of the claim, up to `most`: all of them, and the ones of a better priority.
+-- Nodes count only if their run is live. `models`: only nodes without a model or with one of these; NULL allows any.
 SELECT count(*) FILTER (WHERE priority < %(priority)s::smallint) AS better, count(*) AS every
   FROM (SELECT j.priority
           FROM ingest_jobs j

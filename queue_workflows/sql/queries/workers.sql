@@ -1,4 +1,4 @@
--- Store what workers report, flag dead workers, and delete old rows.
+-- Store the reports of workers, flag dead workers, and delete old rows.
 
 -- name: beat none
 -- Record that a host serves a queue, for an app that runs workers of its own; clear its dead
@@ -50,9 +50,9 @@ SELECT %(host_label)s, %(queue)s, %(concurrency)s::integer, %(current_model)s,
        last_seen = now(), last_flagged_dead_at = NULL;
 
 -- name: fill_memory one
--- Return a live worker, none of `but`, that has reported running jobs and that it fills one of
--- these memories. No row: there is none.
--- `memory` has ids as in the `memory` of the detail that workers report.
+-- Return a live worker, not in `but`, that has reported running jobs and that it fills one of these
+-- memories. Returns no row if there is none. `memory` has ids as in the `memory` of the detail that
+-- workers report.
 SELECT w.worker_id
   FROM workers w
  WHERE w.job_ids <> '{}' AND {is_live(w, %(stale_s)s::float8)}
@@ -66,8 +66,8 @@ UPDATE workers SET state = 'stopped', job_ids = '{}', last_seen = now()
  WHERE worker_id = %(worker)s;
 
 -- name: last_detail value
--- Return what the worker of a process reported of itself last. The ids of the workers of a
--- process start with its prefix. No row: it never reported.
+-- Return the last report of the worker of a process. The ids of the workers of a process start with
+-- its prefix. Returns no row if it never reported.
 SELECT detail FROM workers WHERE starts_with(worker_id, %(prefix)s)
  ORDER BY last_seen DESC LIMIT 1;
 
@@ -80,8 +80,8 @@ UPDATE workers
  WHERE starts_with(worker_id, %(prefix)s) AND state NOT IN ('stopped', 'dead');
 
 -- name: clear_model one
--- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale`
--- also sets the heartbeat back by an hour. No row: there is no such heartbeat.
+-- Clear the loaded model in the heartbeat of a host and queue; return the row. `mark_stale` also
+-- sets the heartbeat back by an hour. Returns no row if that heartbeat does not exist.
 UPDATE worker_heartbeats
    SET current_model = NULL,
        last_seen = CASE WHEN %(mark_stale)s THEN now() - interval '1 hour' ELSE last_seen END
@@ -103,8 +103,8 @@ UPDATE worker_heartbeats h
  WHERE h.host_label = %(host)s AND h.queue = %(queue)s;
 
 -- name: flag_stale many
--- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have
--- running jobs under their host and queue; return them with the number of those jobs.
+-- Flag the heartbeats that are older than `stale_s` seconds, are not flagged, and have running jobs
+-- under their host and queue; return them with the number of these jobs.
 WITH stale AS MATERIALIZED (
     SELECT w.host_label, w.queue,
            (SELECT count(*) FROM workflow_node_jobs j
