@@ -169,11 +169,9 @@ class ClaimedJob:
     def check_at(self, now: float) -> float:
         """Return the earliest time at which a guard may fail or another deadline passes."""
         margin_s = min(self.lease_end.MARGIN_S, self.queue.who.lease_s / 4)
-        due = min(self.lease_end.ends - margin_s, self.cancel_at)
-        if not self.has_started:
-            due = min(due, self.starts_by)
+        starts_by = math.inf if self.has_started else self.starts_by
         ends = (g.ends if isinstance(g, guards.Budget) else now + 1.0 for g in self.guards)
-        return min([due, *ends])
+        return min([self.lease_end.ends - margin_s, self.cancel_at, starts_by, *ends])
 
     def used(self, seconds: float, ram_mb: int | None = None) -> JsonDict:
         """Return the resources it used as `{"used": ...}` for its last event; {} if unknown.
