@@ -385,7 +385,7 @@ class Desk:
         if done and apart:
             self._record_apart(own, done)  # one result is refused, or they take too long together
         elif state == LOCKED:
-            own.may_claim = False  # until the next poll
+            own.may_claim, own.promote = False, True  # until the next poll
         elif not by_row and not done and row_isolation.is_about_rows(error):
             own.by_row = True
         else:

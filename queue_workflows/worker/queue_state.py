@@ -138,15 +138,15 @@ class Queue:
 
     @property
     def looks(self) -> bool:
-        """Return whether the next claim may find a job for this worker."""
-        return self.may_claim and self.left > 0 and not self.off
+        """Return whether a claim, now or at the next poll, may find a job for this worker."""
+        return (self.may_claim or self.promote) and self.left > 0 and not self.off
 
     def claimable(self, *, records: bool) -> tuple[int, bool]:
         """Return how many jobs to claim now, and whether some of them will wait.
 
         Jobs are claimed ahead only if the statement also records results (`records`).
         """
-        if not self.looks or not self.runner.accepts:
+        if not (self.may_claim and self.looks and self.runner.accepts):
             return 0, False
         self.runner.queues = False  # so `room` does not count places to wait in an executor
         room, held = self.runner.room, self.jobs.values()

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg import pq
 
+from queue_workflows import config
 from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, launcher, wire
@@ -924,6 +925,18 @@ def test_a_setting_of_no_time_does_not_keep_the_worker_busy(
 
 
 # Exits.
+
+
+def test_a_claim_that_did_not_get_its_locks_has_not_shown_that_the_queue_is_empty() -> None:
+    """Else a worker with --burst, or `run_once`, would end. It claims again at its next poll."""
+    world = World()
+    world.later(0.0)
+    world.request().refused(psycopg.errors.LockNotAvailable())
+    assert world.desk.next() is None
+    assert world.queue.looks
+    world.later(config.CLAIM_POLL_S.read())
+    world.request().done([])
+    assert not world.queue.looks
 
 
 def test_a_worker_that_stops_records_results_before_it_hands_back_what_waits() -> None:
