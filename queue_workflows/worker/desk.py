@@ -140,8 +140,8 @@ class Desk:
         """The jobs whose next write has failed for now, the first to be tried again first, and
         whether its own row may be the cause, as another session has locked it or it is slow."""
         self._aside_at = 0.0
-        """When a write of these jobs is tried again. As a try may take long, other statements are
-        sent for as long before the next one."""
+        """When a write of these jobs is tried again. As a try may take long, other statements then
+        get as much time before the next one."""
         self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
         self._poll_at, self._poll_s = 0.0, config.CLAIM_POLL_S.read()
@@ -171,9 +171,8 @@ class Desk:
     def busy(self) -> bool:
         """Return whether jobs are or may be claimed, a model changes, or writes are pending."""
         changes = self._models is not None and self._models.is_changing
-        return bool(changes or self._writes) or any(
-            each.jobs or each.claiming or each.unsure for each in self.queues
-        )
+        claims_jobs = any(each.jobs or each.claiming or each.unsure for each in self.queues)
+        return bool(changes or self._writes or claims_jobs)
 
     # --- The claiming connection: a `db.link.Source`.
 
@@ -329,6 +328,7 @@ class Desk:
                 jobs.append(claimed_job.ClaimedJob(own, row, own.asked, now))
         if count:
             own.window.claimed(len(jobs), count, ahead=ahead)
+            own.most += len(jobs) == own.most
             own.may_claim |= len(jobs) == count
             again_at = own.times.after(own.asked, now, wait, claimed=bool(jobs))
             self._poll_at = min(self._poll_at, again_at)
@@ -381,6 +381,7 @@ class Desk:
         own.may_claim |= count > 0
         self._answered(own)
         state = _sqlstate(error)
+        own.most = max(1, count // 2) if count and state == TIMED_OUT else own.most
         apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
         if done and apart:
             self._record_apart(own, done)  # one result is refused, or they take too long together
@@ -398,7 +399,7 @@ class Desk:
             self.write(job, functools.partial(_record, job, outcome))
 
     def _log_wait(self, error: Exception, what: str) -> None:
-        """Log what an error delays, but only once until a claim succeeds or the error changes."""
+        """Log the work that an error delays, once until a claim succeeds or the error changes."""
         if self._logged != (logged := _sqlstate(error) or "away"):
             self._logged = logged
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -406,8 +407,7 @@ class Desk:
 
     def _retry_later(self, error: Exception, what: str = "claiming") -> None:
         self._log_wait(error, what)
-        pause_s = self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
-        self._retry_at = self.now() + pause_s
+        self._retry_at = self.now() + self._retry_s * random.uniform(0.5, 1.0)  # noqa: S311  jitter
         self._retry_s = min(RETRY_MAX_S, self._retry_s * 2)
         self._wake_at(self._retry_at)
 

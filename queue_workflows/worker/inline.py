@@ -32,7 +32,7 @@ class InlineExecutors(executors.Executors):
     def __init__(self, *given: Any, on_exit: ExitFn, **more: Any) -> None:
         super().__init__(*given, slots=1, lone=True, **more)
         self.cut_at: float | None = None
-        """When a job was given up whose handler still runs, so that no other can; else None."""
+        """When a job was given up whose handler still runs and blocks other jobs; else None."""
         self._timed = on_exit is os._exit
         self._lease_timer = kernel.DeathTimer(exit_codes.LOST)
         self._budget_timer = kernel.DeathTimer(exit_codes.BUDGET)

@@ -50,7 +50,7 @@ def _request(
 ) -> link.Request:
     """Return the request of a script; an error is logged, and it or a lost reply calls `failed`.
 
-    `what` says in the log what the error prevents.
+    `what` names in the log the work that the error prevents.
     """
 
     def refused(error: Exception) -> None:

@@ -97,7 +97,7 @@ def recover_claims(
                 ]
                 rows += db.run(conn, record.hand_back_all(last, reason=f"its worker {how}"))
             for row in recovery.reclaim_dead(conn, leases, evidence=how):
-                # A requeued job has no worker any more, but its event has to name one.
+                # A requeued job no longer has a worker, but its event has to name one.
                 job, holder = row | {"claimed_by": host_label}, holders.get(row["id"])
                 db.run(conn, recovery.note_death(table, job, holder, death | {"gpu": gpu}, how))
                 rows.append(row)

@@ -340,8 +340,7 @@ class Worker:
             self._leases.later(put, "a sample of the machine is not stored")
         if own.stopping:
             self._loop.over = self._is_over
-        if now < self._leave_by:
-            due.append(self._leave_by)
+        due.append(self._leave_by if now < self._leave_by else math.inf)
         return min(*due, own.exit_by)
 
     # --- Its end.
@@ -361,7 +360,7 @@ class Worker:
             return True
         if own.busy:
             return False
-        if self._leave_by == math.inf:  # store what is left, end the executors, then the loop
+        if self._leave_by == math.inf:  # store the rest, end the executors, then the loop
             self._leave_by = now + LEAVE_S
             if self._cut_at is not None:
                 own.exit_by = min(own.exit_by, now + desk.LOST_WITHIN_S)
@@ -526,7 +525,6 @@ class Worker:
             self._models.close()
         policies = [policy.end for policy in self._policies.values()]
         runners = [own.runner for own in self._desk.queues]
-        self._policies.clear()
         links = self._claims, self._renewals
         for each in (*policies, *runners, *links, self._loop, self._bell, self._rope):
             each.close()

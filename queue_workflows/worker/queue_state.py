@@ -118,6 +118,8 @@ class Queue:
         self.may_claim = self.promote = True
         self.left = math.inf
         """How many more jobs it may claim."""
+        self.most = 1 << 30
+        """The most jobs of one claim. One that took too long halves it; then it grows by one."""
         self.claiming = False
         """Whether a claim waits for its reply."""
         self.asked = 0.0
@@ -158,8 +160,8 @@ class Queue:
             waiting = sum(not job.has_started for job in held)
             ahead = self.window.ahead - max(0, waiting - room)
             if ahead > 0:
-                return free + ahead, True
-        return free, False
+                return min(self.most, free + ahead), True
+        return min(self.most, free), False
 
     # --- Statements.
 

@@ -424,6 +424,21 @@ def test_what_the_database_refuses_for_now_does_not_keep_other_ends_from_being_w
     assert world.to_write == ["a"]
 
 
+def test_a_claim_that_took_too_long_is_followed_by_one_of_fewer_jobs() -> None:
+    """A trigger of the app may take some time for each row."""
+    world = World(slots=8)
+    wanted: list[int] = []
+    for _ in range(3):
+        request = world.request()
+        given: Any = next(request.script).parameters
+        wanted.append(given["claim"])
+        request.refused(psycopg.errors.QueryCanceled())
+        world.later(desk.RETRY_MAX_S)
+    assert wanted == [8, 4, 2]
+    world.request().done(world.rows("a"))
+    assert world.claimed() == 2, "that of one job was quick enough"
+
+
 def test_an_end_that_takes_too_long_each_time_delays_no_other_job() -> None:
     """Its result may be large, or a trigger of the app may be slow for this row."""
     world = World(slots=2)
