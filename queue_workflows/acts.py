@@ -1,4 +1,4 @@
-"""Record who did what on request, and list it.
+"""Record changes that people request, with their author, and list them.
 
 A function that changes something on request takes `by` and `reason`. It records the act in its own
 transaction, unless it raises an error or finds that it has no change to make.
@@ -76,7 +76,7 @@ def _text(name: str, given: Any, most: int) -> str | None:
 
 
 def _login() -> str:
-    """Return `ann@db-1`: login and machine of the user who runs the command."""
+    """Return the login and machine of the user who runs the command, as `ann@db-1`."""
     import getpass  # late: only commands need them
     import socket
 

@@ -16,7 +16,7 @@ COMPARED_CHARS = 200
 
 
 class QueueWorkflowsError(Exception):
-    """The root of all errors. The text names what is wrong and, if there is one, the remedy."""
+    """The root of all errors. The text names the fault and, if there is one, the remedy."""
 
 
 class _Missing(QueueWorkflowsError, KeyError):
@@ -193,7 +193,7 @@ class JobSignal(QueueWorkflowsError):
 class Retry(JobSignal):
     """Count this attempt as failed and try again if an attempt is left, regardless of the policy.
 
-    `after_s`: wait that long; None: as by the job's back-off.
+    `after_s`: wait that long; by default as the job's back-off says.
     """
 
     after_s: float | None = None
@@ -278,9 +278,9 @@ class DataLossRefused(QueueWorkflowsError, RuntimeError):
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like this one; None if none comes close, or it is no text.
+    """Return the known name that is most like this one; None if none is close or it is not text.
 
-    Apps pass any value: the error about it is the caller's.
+    Apps may pass any value; the caller raises the error about it.
     """
     if not isinstance(name, str) or len(name) > COMPARED_CHARS:
         return None

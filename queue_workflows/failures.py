@@ -102,7 +102,7 @@ def _stand_in(found: re.Match[str]) -> str:
         return "'…'"
     if kind == "place":
         return "/…"
-    # A name with a number, such as item7, keeps its name. Of a random id nothing is kept.
+    # A name with a number, such as item7, keeps its name. A random id is dropped.
     if kind == "number" or found["more"] or not found["tail"].isdecimal():
         return "#"
     return f"{found['head']}#"
@@ -147,7 +147,7 @@ def list(  # noqa: A001  the verb that users look for
 ) -> Found:
     """Return the newest failures of jobs and schedules in groups, the group that failed last first.
 
-    Of a group: `id`, `signature`, `count`, `first_at`, `last_at`, `bars`, `names` (its workflows,
+    A group has `id`, `signature`, `count`, `first_at`, `last_at`, `bars`, `names` (its workflows,
     tasks and schedules), `queues`, `machines`, `unplaced` (failures without one), `seen_at`,
     `seen_by`, and `members`, the newest first: `kind` (`node job`, `ingest job`, `schedule`), `id`,
     `at`, `error` (400 characters), `name`, `queue`, `host_label`, `run_id`, `node_id`. The filters
@@ -249,10 +249,10 @@ def mark_seen(
 ) -> bool:
     """Hide the group of this signature from `list` until it fails after `until`.
 
-    `until`: when the last failure failed that was seen. With None the group is shown again; returns
+    `until`: the time of the last failure that was seen. With None the group is shown again; returns
     False if it was not marked. `by`, `reason`: who does it and why, for the record, see `acts`.
-    Raises `InvalidConfig` (a ValueError) for a text that is no signature, and for anything but a
-    time with its zone.
+    Raises `InvalidConfig` (a ValueError) for a text that is not a signature, or a time without a
+    zone.
     """
     if until is not None and (not isinstance(until, datetime) or until.tzinfo is None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise errors.InvalidConfig(

@@ -62,9 +62,9 @@ def get_run_page(
     logs: bool | None = None,
     conn: db.Connection | None = None,
 ) -> JsonDict | None:
-    """Return `get_run` of up to `limit` nodes behind node `after`, or None without such a run.
+    """Return `get_run` of up to `limit` nodes after node `after`, or None without such a run.
 
-    First come the nodes of the workflow in its order, then those of items, by id. `next` is the
+    First come the nodes of the workflow in its order, then nodes of items, by id. `next` is the
     `after` of the next page, None on the last one. `logs`: whether to read their logs; None: if
     `limit`, or the number of the run's nodes, is at most 60. Raises `InvalidConfig` (a ValueError)
     if the run has no node `after`.
@@ -82,8 +82,8 @@ def get_job(job_id: str, *, conn: db.Connection | None = None) -> JsonDict | Non
     `waited_s`, `claimed_at`, `ended_at`, `ran_s`, `outcome` (`running`, or the event that ended
     it), `error`, `traceback`, `events`, `used` (mean `gpu_pct`, peaks `vram_mb` and `ram_mb`; None:
     not measured), `log` (`text`, `cut_bytes`; None: nothing stored) and `machine`: the last sample
-    of its machine before it died; None if it did not die. An ingest job also has `acts`: changes by
-    others than workers, each with `at`, `event_type`, `actor`, `error`.
+    of its machine before it died; None if it did not die. An ingest job also has `acts`, the
+    changes that no worker made, each with `at`, `event_type`, `actor`, `error`.
     """
     if not payload.is_storable(job_id):
         return None
@@ -106,7 +106,7 @@ def events(job_id: str) -> list[Row] | None:
     """Return the events of an ingest job, the oldest first; None if there is no such job.
 
     `id`, `event_type`, `attempt`, `claim_no`, `worker_id`, `host_label`, `elapsed_s`, `error`,
-    `detail`, `created_at`, and `actor`: who made the change, if it was no worker.
+    `detail`, `created_at`, and `actor`: who made the change, unless a worker did.
     """
     if not payload.is_storable(job_id):
         return None

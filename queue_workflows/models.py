@@ -46,11 +46,11 @@ def unload(
 def list(host: str | None = None, *, conn: db.Connection | None = None) -> Rows:  # noqa: A001
     """Return the gpu workers seen within a day, of one host or of all, with the model of each.
 
-    `model` None: none is loaded; `loading`: its load has not finished. `since`, `held_s`: when it
-    was loaded, and seconds since then; `load_s`: seconds that the load took; `est_vram_gb`: GPU
+    `model` is None if none is loaded; `loading`: its load has not finished. `since`, `held_s`: when
+    it was loaded, and seconds since then; `load_s`: seconds that the load took; `est_vram_gb`: GPU
     memory that it needs. `card`: the GPU of a worker of `--cards`, else None. `known_models` and
-    `gpus` are those of the host, `gpus` with `card` alone if there is one. `request`: the last one
-    with its `state` (waiting, running, done, failed or refused), `seconds` and `error`, or None.
+    `gpus` are of the host, `gpus` with `card` alone if there is one. `request`: the last one with
+    its `state` (waiting, running, done, failed or refused), `seconds` and `error`, or None.
     """
     _check_names(host=host)
     with db.transaction(conn) as own:

@@ -52,8 +52,8 @@ def pause(
     """Stop claims of a queue, or of one partition of an ingest queue; return its settings row.
 
     Running jobs continue. `until`: when the pause ends by itself, a time with a time zone or a span
-    from now by the database's clock; None: at `resume`. `by`, `reason`: who does it and why, for
-    the record, see `acts`. `conn`: join the caller's transaction. Raises before any write
+    from now by the database's clock; by default at `resume`. `by`, `reason`: who does it and why,
+    for the record, see `acts`. `conn`: join the caller's transaction. Raises before any write
     `UnknownQueue`, `InvalidConfig` (both ValueErrors).
     """
     at, lasts = clock.check_until(until)

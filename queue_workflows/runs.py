@@ -430,7 +430,7 @@ def upgrade(run_id: str, *, dry_run: bool = False, **who: Unpack[Who]) -> Upgrad
     `reason`: as in `cancel`; the run's `upgrades` name the actor too. Raises `UpgradeRefused` (a
     ValueError) if a node that has ended or runs differs, `UnknownJob` (a KeyError) for no such run,
     `InvalidConfig` for a run that is over or has not started, `UnknownWorkflow` if today's code has
-    none of that name.
+    no such workflow.
     """
     from queue_workflows.dispatch import run_upgrades  # late: it reads graphs, as above
 
@@ -470,11 +470,11 @@ def requeue_running(**who: Unpack[Who]) -> int:
 def cancel_many(
     ids: str | Iterable[str], *, conn: db.Connection | None = None, **who: Unpack[Who]
 ) -> builtins.list[JsonDict]:
-    """Cancel runs with their nodes, each in a transaction of its own, or in that of `conn`.
+    """Cancel runs with their nodes, each in a transaction of its own, or all in `conn`'s.
 
     Returns for each id, in order: `id`, `outcome` (`cancelled`, `refused`, `unknown`), `status`
     before the call, and `reason`. `by`, `reason`: as in `cancel`. Raises `InvalidConfig` (a
-    ValueError) for an id that is no text.
+    ValueError) for an id that is not a text.
     """
     return _each(ids, "cancelled", cancel, who, conn)
 
@@ -484,7 +484,7 @@ def retry_many(
 ) -> builtins.list[JsonDict]:
     """Run failed and cancelled runs again, as `retry` does.
 
-    As `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
+    Returns the same as `cancel_many`; `outcome`: `queued`, `refused`, `unknown`.
     """
     return _each(ids, "queued", retry, who, conn)
 
@@ -656,7 +656,7 @@ def answer(
         job = _refuse_unless_open(
             statements.nodes.get_by_node(own, run_id=run_id, node_id=node_id), where
         )
-        # As it is stored: a question knows the types of JSON only.
+        # Check the value as JSON stores it, since a question only knows the types of JSON.
         meant = answers.decoded(job["input_spec"], json.loads(text))
         answers.check_type(job["input_spec"], meant, where)
         if check:

@@ -125,7 +125,7 @@ class _CodeSchedules:
         return schedule_rows.Scope(app_loading.app_name(), known, names)
 
     def store(self) -> None:
-        """Store the code's schedules if they have changed, and mark those that are gone."""
+        """Store the code's schedules if they have changed, and mark the ones that are gone."""
         chosen = config.get_config().ingest_schedule if self._given is None else self._given
         is_due = self._retry_at is not None and time.monotonic() >= self._retry_at
         # Comparing lists is fast if they hold the same objects.

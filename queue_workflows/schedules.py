@@ -55,8 +55,8 @@ def set(entries: Iterable[ScheduleEntry | Schedule]) -> None:  # noqa: A001  the
 def schedule(expression: str = "", *, name: str | None = None, **options: Any) -> Callable[[F], F]:
     """Return a decorator that schedules a registered task or a `@workflow`.
 
-    `options` are the fields of `Schedule`: `every`, `tz`, `args` or `inputs`, `queue` ... The name
-    is that of the task or workflow if none is given: for a second schedule of one target give a
+    `options` are the fields of `Schedule`: `every`, `tz`, `args` or `inputs`, `queue` ... The
+    default name is the name of the task or workflow; give a second schedule of one target its own
     name. The decorator stands above the one that registers the task. Raises `InvalidConfig` (a
     ValueError), also if another schedule has the name.
     """
@@ -76,7 +76,7 @@ def schedule(expression: str = "", *, name: str | None = None, **options: Any) -
 
 
 def _target(target: Any) -> tuple[str | None, str | None]:
-    """Return the name of the task and of the workflow, of which one is None."""
+    """Return the names of the task and of the workflow; one of the two is None."""
     cfg = config.get_config()
     workflows = [name for name, one in cfg.workflow_map.items() if one is target]
     if workflows:
@@ -106,10 +106,9 @@ def add(
     """Store a schedule in the table, or replace the definition of the one of this name.
 
     `options` are the fields of `Schedule`, `on_failure` excepted. `by`, `reason`: who does it and
-    why, for the record, see `acts`. Raises before any write:
-    `InvalidConfig`, for a name that the code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`,
-    `ArgsRefused`; and `UnknownWorkflow` (a LookupError) where this process has workflows, and not
-    this one.
+    why, for the record, see `acts`. Raises before any write: `InvalidConfig`, for a name that the
+    code uses too; `UnknownTask`, `UnknownQueue`, `InvalidJob`, `ArgsRefused`; and `UnknownWorkflow`
+    (a LookupError) if this process has workflows, but not this one.
     """
     found = _built(name, expression, options)
     if found.on_failure is not None:

@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
     @property
     def is_reset(self) -> bool:
-        """Return whether a new attempt begins here, and this is no part."""
+        """Return whether this is not a part, but the mark of a new attempt."""
         return self.seq == 0
 
     @property
@@ -207,7 +207,7 @@ def read_page(
 def job_of_node(run_id: str, node_id: str) -> str:
     """Return the id of the job of a node, for the other functions here.
 
-    Raises `UnknownJob` if the run has no such node, or not yet.
+    Raises `UnknownJob` if the run has no such node (yet).
     """
     with db.transaction() as conn:
         found = None

@@ -230,7 +230,7 @@ class JobOptions(TypedDict, total=False):
 
     reason: str
     priority: int | None
-    """-32768 to 32767, of which the smallest is claimed first; by default 100."""
+    """-32768 to 32767, by default 100; the smallest number is claimed first."""
     idempotency_key: str | None
     """While a job has this key, no other job is queued with it."""
     idempotency_window_s: float | None
@@ -265,7 +265,7 @@ class NewIngestJob(JobKeywords, total=False):
 
 
 class Who(TypedDict, total=False):
-    """Who changes something on request (200 characters) and why (1,000 characters); see `acts`."""
+    """The author of a requested change (200 characters) and the reason (1,000); see `acts`."""
 
     by: str | None
     reason: str | None

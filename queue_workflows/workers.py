@@ -193,11 +193,11 @@ def set_control(
 ) -> WorkerControl:
     """Write the control row of a host and queue, which wakes its workers; return the row.
 
-    Queue `all`: every queue of the host. `until`: when OFF ends by itself, a time with a time zone
-    or a span from now by the database's clock. `by`, `reason`: who does it and why, see `acts`; the
-    row has both too. `conn`: join the caller's transaction. Raises before any write `UnknownPolicy`
-    (a ValueError) for a bad state, policy or name, `InvalidConfig` (a ValueError) for a bad
-    `until`.
+    The queue `all` stands for every queue of the host. `until`: when OFF ends by itself, a time
+    with a time zone or a span from now by the database's clock. `by`, `reason`: who does it and
+    why, see `acts`; the row has both too. `conn`: join the caller's transaction. Raises before any
+    write `UnknownPolicy` (a ValueError) for a bad state, policy or name, `InvalidConfig` (a
+    ValueError) for a bad `until`.
     """
     _check_states(desired_state, stop_policy)
     if until is not None and desired_state == "on":
@@ -358,7 +358,7 @@ def heartbeat(
 ) -> None:
     """Record that a host serves a queue now, which clears its dead flag.
 
-    `known_models` None: leave them as they are.
+    If `known_models` is None, the stored ones stay.
     """
     values: dict[str, Any] = {
         "host_label": host_label,
@@ -386,8 +386,8 @@ def clear_model(host_label: str, queue: str, *, mark_stale: bool = True) -> Row 
 def flag_stale(*, stale_after_s: float | None = None, conn: db.Connection | None = None) -> Rows:
     """Flag once, with an ERROR in the log, hosts with a stale heartbeat that own running jobs.
 
-    Returns their heartbeat rows, each with the number of its `running_jobs`. `stale_after_s` None:
-    STALE_WORKER_AFTER_S seconds.
+    Returns their heartbeat rows, each with the number of its `running_jobs`. `stale_after_s`
+    defaults to STALE_WORKER_AFTER_S.
     """
     limit = config.STALE_WORKER_AFTER_S.read() if stale_after_s is None else stale_after_s
     with db.transaction(conn) as own:

@@ -50,7 +50,7 @@ class Facts(NamedTuple):
     """The needs that checks have found, and the time of the checks by the monotonic clock."""
     checked_at: float = -math.inf
     causes: str | None = None
-    """Of which causes jobs failed within RECENT_S, as the checks found; None for a single one."""
+    """The causes of jobs that failed within RECENT_S, as the checks found; None for one alone."""
     awaited: Sequence[str] = ()
     """The machines without a worker that the needs `switch` name."""
 
@@ -140,7 +140,7 @@ def _models(conn: db.Connection) -> Iterator[Need]:
 
 
 def _checked(conn: db.Connection, row: Row) -> Iterator[Need]:
-    """Yield the findings of those checks of `doctor` that change from minute to minute."""
+    """Yield the findings of the `doctor` checks whose results change from minute to minute."""
     late = [each for each in row["late"] if each["wait_s"] > checks.WAIT_WARN_S]
     live = waiting_reasons.live_queues(conn)
     found = {

@@ -89,7 +89,7 @@ EXAMINED = 20_000
 
 
 class Finding(NamedTuple):
-    """A line with what was checked, its level (`ok`, `warning`, `error`), and what to do."""
+    """A line with the checked fact, its level (`ok`, `warning`, `error`), and the remedy."""
 
     check: str
     level: str

@@ -163,7 +163,7 @@ def of_public(conn: db.Connection) -> list[ExcessRight]:
 
 
 def described(public: list[ExcessRight]) -> list[str]:
-    """Return what PUBLIC may do, at most two texts."""
+    """Return the rights of PUBLIC, as at most two texts."""
     found: list[str] = []
     if called := [one.name for one in public if one.kind == "FUNCTION"]:
         found.append(f"PUBLIC may execute {_first(called, 'function')}")
@@ -173,9 +173,9 @@ def described(public: list[ExcessRight]) -> list[str]:
 
 
 def of_another_owner(conn: db.Connection) -> tuple[str, str] | None:
-    """Return that functions have another owner than the tables, and the remedy; None if none has.
+    """Return a fault with its remedy if functions have another owner than the tables, else None.
 
-    Some of them run as their owner, who needs all rights to the tables, and should have no others.
+    Some of them run as their owner, who needs all rights to the tables, and should not have more.
     """
     rows = statements.permissions.others_functions(conn, notifying=list(functions.NOTIFYING))
     if not rows:

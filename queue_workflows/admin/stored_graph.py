@@ -69,7 +69,7 @@ def _entries(owner: Any, key: str) -> list[Row]:
 
 
 def listed(conn: db.Connection, run_id: str, key: str) -> list[str] | None:
-    """Return the node ids of the items with this key; of loops only the first and begun rounds.
+    """Return the node ids of the items with this key; loops have only their first and begun rounds.
 
     Nodes of an open item that have no job yet come last. Returns None without such an item.
     """

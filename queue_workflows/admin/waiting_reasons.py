@@ -448,7 +448,7 @@ def _of_unserved(row: Row, limits: Row | None) -> str:
 
 
 def _of_partition(row: Row) -> tuple[str, str]:
-    """Return why the jobs of a job's partition wait, as a clause and a text."""
+    """Return why the jobs in the partition of a job wait, as a clause and a text."""
     key = row["partition_key"]
     if row["partition_paused"]:
         return "paused", f"partition {key} is paused{_until(row['partition_until'])}"

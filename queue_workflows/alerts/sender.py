@@ -73,7 +73,7 @@ class Settings(NamedTuple):
 
 
 def read_settings() -> Settings:
-    """Return the settings in force; raise `InvalidConfig` that says what is allowed."""
+    """Return the settings in force; raise `InvalidConfig`, which lists the allowed values."""
     cfg = config.get_config()
     hooks = {one.name: getattr(one, "on_failure", None) for one in cfg.ingest_schedule}
     of_schedules = {name: hook for name, hook in hooks.items() if hook is not None}

@@ -19,7 +19,7 @@ _KEYS = {
     "loop": _STEP | {"start", "until", "at_most", "result", "must"},
     "run": _STEP - {"pipeline"} | {"workflow", "wait"},
 }
-"""The keys of the steps that ask nobody, by their kind."""
+"""The keys of the steps without a question, by their kind."""
 _NODE = {"id", "node", "depends_on", "gpu", "model", "inputs", "skip_if"} | set(policy.KEYS)
 _PIPELINE = {"name", "nodes", "defaults"}
 _INPUT = {
@@ -31,7 +31,7 @@ _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 _WIDGETS = ("choose_one", "file_upload", "pick_or_upload", "turnout")
 """The built-in widgets; an app may register more."""
 _ANSWERED = {"choose_one": ("source",), "turnout": ("turnout_options", "options")}
-"""The keys of which a widget needs one, or it has nothing to choose from."""
+"""A widget needs one of these keys, else there are no choices."""
 _ATTEMPTS = {"attempts", "max_attempts", "max_tries", "maximum_attempts", "tries"}
 """Keys of other systems that count the first attempt, unlike `retries`."""
 _OFFERS = ("source", "turnout_options", "options", "library", "accept")

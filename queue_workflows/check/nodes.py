@@ -46,7 +46,7 @@ class NodeFunctions:
             yield findings.error(at, found.message, found.remedy)
         else:
             yield from _arguments(node, found, at)
-            # What an input is never, as the function declared by `@node` is annotated.
+            # No input can ever fit some annotations of a function that `@node` declares.
             unfit = found.unfit_inputs if isinstance(found, node_functions.NodeFunction) else {}
             for name in filter(unfit.__contains__, node.inputs):
                 yield findings.error(
@@ -206,9 +206,9 @@ def child_runs(name: str, nodes: Iterable[graph.Node]) -> Iterator[Finding]:
 
 
 def _calls(workflow: str, known: dict[str, list[str] | None]) -> dict[str, list[str]]:
-    """Return what a workflow calls, and each that it calls; add them to `known`.
+    """Return the workflows that one calls, directly or not; add them to `known`.
 
-    None in `known`: it cannot be read.
+    A workflow that cannot be read has None in `known`.
     """
     found: dict[str, list[str]] = {}
     waiting = [workflow]

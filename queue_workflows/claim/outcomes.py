@@ -95,7 +95,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _is_ours_alone(trace: traceback.TracebackException) -> bool:
-    """Return whether only code of the engine raised the error, and it has no cause."""
+    """Return whether the engine's own code raised the error, and the error has no cause."""
     cause = trace.__cause__ or (None if trace.__suppress_context__ else trace.__context__)
     return cause is None and all(map(_is_engine, trace.stack))
 

@@ -50,7 +50,7 @@ def _ending_of(table: job_tables.JobTable) -> row_isolation.Ending:
 ENDING: Final = {
     table.name: _ending_of(table) for table in (job_tables.NODE_JOBS, job_tables.INGEST_JOBS)
 }
-"""By table, the function that fails a job which keeps raising."""
+"""For each table, the function that fails a job which keeps raising."""
 
 
 # --- Leases that have lapsed, and workers whose session is gone.

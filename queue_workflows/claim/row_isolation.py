@@ -73,7 +73,7 @@ def is_outage(error: BaseException) -> bool:
 def is_of_row(error: BaseException) -> bool:
     """Return whether a database error comes from the values of a row, or from a trigger.
 
-    Class P0 is that of PL/pgSQL, for example if a trigger misses a row that it expects.
+    Class P0 has the errors of PL/pgSQL, for example if a trigger misses a row that it expects.
     """
     if not isinstance(error, psycopg.Error):
         return False

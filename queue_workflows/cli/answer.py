@@ -93,7 +93,7 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
 
 
 def _refusal(conn: db.Connection, job: Row, error: errors.InputRefused) -> JsonDict:
-    """Return what a refusal means; raise it again if the value is wrong."""
+    """Return the meaning of a refusal; raise it again if the value is wrong."""
     run_id, node_id, status = job["run_id"], job["node_id"], job["status"]
     where = f"node {node_id} of run {run_id}"
     asks = job["node_module"].startswith("__input__")
@@ -272,9 +272,9 @@ def inputs(
 ) -> JsonDict:
     """Return the members of all `k=v` and files; later ones win.
 
-    A value that is not JSON is text. So is one that `accepts(key, value)` takes only as text, as a
-    parameter annotated `str` gets `123` as text. Raises `InvalidConfig` that names the option and
-    the right form.
+    A value that is not JSON is text. A value is also text if `accepts(key, value)` says so: a
+    parameter that is annotated `str` gets `123` as text. Raises `InvalidConfig` that names the
+    option and the right form.
     """
     merged: JsonDict = {}
     for text in given:

@@ -64,7 +64,7 @@ def _checked(workflow: str, app: str | None) -> checks.Report:
     looks_like_file = workflow.endswith(".json") or os.sep in workflow
     if looks_like_file and workflow not in wired.workflow_map:
         path = Path(workflow)
-        # Without a provider the name is unknown anyway, so report what is wrong with the file.
+        # Without a provider the name is unknown anyway, so report the fault of the file.
         # `Path.is_file` raises for a name that is too long.
         if os.path.isfile(path) or wired.workflow_loader is None:  # noqa: PTH113
             return _of_file(path)
@@ -302,7 +302,7 @@ def _map_words(of: graph.Map) -> str:
 
 
 def _details(node: graph.Node, ids: frozenset[str]) -> Iterator[str]:
-    """Return what a node waits for, its inputs, its skip condition, its items and its policy."""
+    """Return a node's dependencies, inputs, skip condition, items and policy, as lines."""
     if node.deps:
         yield f"after {output.line(findings.listed(node.deps, 6), 1000)}"
     if node.step is None:
@@ -334,7 +334,7 @@ def _decision(node: graph.Node, ids: frozenset[str]) -> Iterator[str]:
 
 
 def _value(value: Any, ids: frozenset[str]) -> str:
-    """Return a short template: a ref by its path, `run.` before the run's own keys; else JSON."""
+    """Return a short template: a ref by its path, with `run.` before keys of the run; else JSON."""
     if not isinstance(value, dict):
         return output.compact(value)
     record = cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""Provide what every command shares: messages, stops and the choice of the database."""
+"""Provide the common parts of all commands: messages, stops and the choice of the database."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def print_message(text: str) -> None:
 
 
 class Refused(Exception):
-    """Why a command did not do what it was asked; it ends with exit code 1 after this line."""
+    """A command could not do its work. It prints this reason and ends with exit code 1."""
 
 
 def refuse(name: str, text: str) -> None:
-    """Print to stderr, on one line, why the command of this name did not do what it was asked."""
+    """Print to stderr, on one line, why the command of this name could not do its work."""
     output.complain(f"{PROG} {name}: {output.line(text, 500)}")
 
 
@@ -97,7 +97,7 @@ def _join_embedded(stack: contextlib.ExitStack, *, create: bool, app: str | None
 def _note_code(stack: contextlib.ExitStack, app: str | None, *, up: bool) -> None:
     """Note an `up` on a server of the user's own, or report that one there runs older code.
 
-    Only those of this machine and user are known, and nothing is if the folder cannot be used.
+    Only an `up` of this machine and user is known, and none if the folder cannot be used.
     """
     if not (app if up else config.get_config().app):
         return

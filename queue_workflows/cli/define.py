@@ -1,7 +1,7 @@
 """Define commands with their options, their database and their output.
 
-A function that `command` decorates takes its own options, the common ones that it names, and what
-was `asked` of an operation. It returns an exit code or `Shown`.
+A function that `command` decorates takes its own options, the common ones that it names, and the
+`asked` fields of an operation. It returns an exit code or `Shown`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Shown(NamedTuple):
     show: Callable[[], object] = lambda: None
     code: int = 0
     refusals: Sequence[str] = ()
-    """What it did not do of what it was asked, a line each for stderr; the exit code is 1 then."""
+    """Parts of the request that failed, a line each for stderr; with any, the exit code is 1."""
 
 
 def parsed(option: str, parse: Callable[[str], T], word: str | None) -> T | None:
@@ -144,7 +144,7 @@ def _fields(
 ) -> list[tuple[str, Any, Any, str]]:
     """Return name, type, default and line of the fields of an operation that are not in `own`.
 
-    Those of the route's path are arguments. `limit` is left out, as the size of a page over HTTP.
+    Fields in the route's path become arguments. `limit` is left out: it is a page size over HTTP.
     """
     from queue_workflows.requests import request  # late: few commands have an operation
 
@@ -201,7 +201,7 @@ def parameter(name: str, kind: Any, default: Any, line: str) -> inspect.Paramete
 
 
 def _one_of(known: Sequence[str], option: str) -> Callable[[typer.Context, Any], Any]:
-    """Return what turns the words of an option to lower case, or exits with 2 for another word."""
+    """Return a function that makes an option's word lower case; it exits with 2 if unknown."""
 
     def checked(ctx: typer.Context, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -323,7 +323,7 @@ class Group(Commands):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the subcommand first. Exits with 2 if there is none of that name."""
+        """Put the subcommand first. Exits with 2 if none has that name."""
         at = self._place(args)
         if at < len(args):
             word = args.pop(at)
@@ -336,7 +336,7 @@ class Group(Commands):
         return super().parse_args(ctx, args)
 
     def _place(self, args: list[str]) -> int:
-        """Return the place of the subcommand, the first word that is no option and no value."""
+        """Return the place of the subcommand, the first word that is not an option or its value."""
         flags = {"--help"}
         for each in cast("Any", self.commands).values():
             flags.update(name for own in each.params if getattr(own, "is_flag", False)

@@ -1,4 +1,4 @@
-"""Define `queue-workflows doctor`, `connect` and `audit`: find what is wrong, and the remedies."""
+"""Define `queue-workflows doctor`, `connect` and `audit`, which find faults and their remedies."""
 
 from __future__ import annotations
 
@@ -237,9 +237,9 @@ _REFUSALS = (
 )  # fmt: skip
 """Words of a refused connection, the step that it ends, and the remedy; the first that fit count.
 
-A failed connect has no SQLSTATE, so that its words are all there is. With several hosts the last
-one's words count. TLS comes after what a server answers: its "no pg_hba.conf entry" ends with
-"SSL encryption", and libpq reports the tries with and without TLS together.
+A failed connect has no SQLSTATE, only words. With several hosts the last one's words count. TLS
+comes after the words of a server's answer: its "no pg_hba.conf entry" ends with "SSL encryption",
+and libpq reports the tries with and without TLS together.
 """
 
 

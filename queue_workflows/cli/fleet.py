@@ -252,7 +252,7 @@ class Fleet:
             orders.write(self._order + "\n")
 
     def _print_said(self, *, last: bool = False) -> None:
-        """Print what the parent says, above a picture; `last`: and read no more."""
+        """Print the parent's messages, above a picture; with `last`, stop reading afterwards."""
         if self._said < 0:
             return
         os.set_blocking(self._said, False)
@@ -307,7 +307,7 @@ def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
         os.close(each)
     kernel.set_title(f"queue_workflows parent of {ours}")
     with open(orders, encoding="utf-8") as pipe:
-        text = pipe.readline()  # not to its end, as what the app has forked may have the pipe, too
+        text = pipe.readline()  # a process of the app may hold the pipe open
     if not text.endswith("\n"):
         os._exit(0)
     environment, folder, children, log, named = json.loads(text)
@@ -330,7 +330,7 @@ def serve(ours: int, orders: int, said: int, *theirs: int) -> int:
             )
             made.start()  # before the handlers of logs and the threads, which a fork would have too
             if log is not None:
-                os.set_blocking(said, False)  # while we wait for an answer, nobody may read it
+                os.set_blocking(said, False)  # no read while an answer is awaited
                 sys.stderr = open(said, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
             entry_point.setup_logging("warning")
             return made.run(stop)
@@ -434,13 +434,13 @@ class RunProcesses(contextlib.ExitStack):
     queues: set[str]
     """The queues of the run's nodes."""
     wanted: Roles | None
-    """Without them there is no app to start any with."""
+    """The processes that may be started; None without an app to start."""
     _: KW_ONLY
     app: str | None
     stop: signals.StopRequest
     log: Path | None
     waiting: Fleet | None = None
-    """What it starts the first of them with."""
+    """The fleet that starts the first processes."""
     now_fn: NowFn = time.monotonic
     started: list[Fleet] = field(default_factory=list["Fleet"], init=False)
     served: frozenset[str] = field(default=frozenset(), init=False)
@@ -483,7 +483,7 @@ class RunProcesses(contextlib.ExitStack):
                     self._start(missing)
 
     def _missing(self) -> set[str]:
-        """Return the queues that nobody serves; report once a switch that may be the reason."""
+        """Return the queues without a worker; report once a switch that may be the reason."""
         missing = unserved(self.queues)
         for row in switched_off(missing):
             if row["queue"] not in self._reported:

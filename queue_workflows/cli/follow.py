@@ -25,8 +25,8 @@ FIRST_TICK_S = 0.02
 TICK_GROWS = 1.15
 TICK_S = 0.2
 TICK_LARGE_S = 0.5
-"""Seconds between two reads of a run. The first pauses are short, as the run may be; later ones
-depend on the size of the run."""
+"""Seconds between two reads of a run. The first pauses are short, for short runs; later ones depend
+on the size of the run."""
 OUTPUT_S = 0.5
 """Seconds between two reads of what handlers print and stream, at least."""
 LAST_S = 0.1
@@ -51,7 +51,7 @@ class _Output:
         """The jobs whose stream cannot be read, which is reported once."""
 
     def _show_log(self, label: str, log: Row, *, last: bool) -> None:
-        """Print the new complete lines of an attempt's log; `last`: the incomplete last one too."""
+        """Print the new lines of an attempt's log; an incomplete last line only if `last`."""
         key = log["job_id"], log["claim_no"]
         head, tail = log["head"].encode(), log["tail"].encode()
         given, after_cut = self._given.get(key, 0), len(head) + log["cut_bytes"]
@@ -68,9 +68,9 @@ class _Output:
             self._print(f"{output.line(label)} | {output.line(line, 1000)}".rstrip())
 
     def _show_stream(self, job_id: str, label: str = "") -> None:
-        """Print what the handler has streamed since the last call; `label`: stands before it.
+        """Print the handler's new parts of streams, each after `label`.
 
-        Without a label the attempt does. Raises `UnknownJob` if the job is gone.
+        Without a label each follows its attempt. Raises `UnknownJob` if the job is gone.
         """
         full = job_id not in self._unreadable
         while full:
@@ -96,8 +96,8 @@ class _Output:
 class _RunOutput(_Output):
     """Print what the handlers of a run print and stream.
 
-    Their workers store the logs every two seconds. Each line of a stream has its node before it.
-    `nodes`: only of these, else of all.
+    Their workers store the logs every two seconds. Each line of a stream starts with its node.
+    `nodes`: only print these nodes, else all.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _RunOutput(_Output):
         self._begun = False
 
     def show(self, *, last: bool = False, without: Collection[str] = ()) -> None:
-        """Print what is new; `last`: all, with incomplete lines, also of an outage.
+        """Print new output; with `last` also incomplete lines, and the output of an outage.
 
         Logs of the queues `without` are left out. Prints nothing while the database is away.
         """
@@ -292,7 +292,7 @@ def left(kind: str, any_id: str, *, stopped: bool = False) -> int:
 
 
 def _await_logs(stop: signals.StopRequest, read_s: float) -> None:
-    """Wait until workers have stored the logs of what has ended; a read took `read_s` seconds."""
+    """Wait until workers have stored the logs of ended jobs; a read took `read_s` seconds."""
     stop.requested.wait(min(max(LAST_S, LAST_READS * read_s), LAST_MAX_S))
 
 

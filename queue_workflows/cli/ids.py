@@ -19,11 +19,11 @@ CANDIDATES = 5
 def resolve(
     conn: db.Connection, text: str, *, kind: str | None = None, jobs_first: bool = False
 ) -> tuple[str, Row | None]:
-    """Return the stored id and what has it, as `overview.find` returns it; None if nothing has it.
+    """Return the stored id and its run or job, as `overview.find` does; None if there is none.
 
     The exact id comes first, then an id with escapes (`a\x1b`, as commands print it), then the only
     generated id that begins with `text`. `kind`: only ids of a `run`, `node job` or `ingest job`
-    are candidates for that. `jobs_first`: of a run and a job with one id, return the job. Raises
+    are candidates for that. `jobs_first`: if a run and a job share an id, return the job. Raises
     `InvalidConfig`, which lists them, when there are several candidates.
     """
     # The database takes neither NUL nor the surrogates that a shell makes of other bytes.

@@ -1,4 +1,4 @@
-"""Define `queue-workflows jobs` and `acts`: list and change ingest jobs, and list who did what."""
+"""Define `queue-workflows jobs` and `acts`: list and change ingest jobs, and list acts."""
 
 from __future__ import annotations
 

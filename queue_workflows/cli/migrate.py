@@ -65,7 +65,7 @@ class _Plan(NamedTuple):
     parts: list[functions.Part]
     """Parts to install, because they are not of this code or were changed."""
     damaged: list[functions.Part]
-    """The parts among them of which an object was changed after the installation."""
+    """The parts among them with an object that was changed after the installation."""
     problems: list[functions.Problem]
     rights: list[str]
     """Wrong rights and owners, each with the remedy; nothing else is left to migrate then."""
@@ -98,7 +98,7 @@ def _plan(chain: list[ledger.Migration], to: int | None, folder: Path | None, ta
 
 
 def _wrong_rights(conn: db.Connection) -> list[str]:
-    """Return what PUBLIC may do and need not, and functions of another owner than the tables."""
+    """Return the needless rights of PUBLIC, and functions with another owner than the tables."""
     script = "`queue-workflows connect --for PURPOSE --sql`"
     remedy = f"run what {script} prints for each role, as the owner of the tables"
     found = [f"{text}; {remedy}" for text in permissions.described(permissions.of_public(conn))]

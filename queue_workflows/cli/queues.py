@@ -245,7 +245,7 @@ def _cells(row: Row) -> tuple[object, ...]:
 
 
 def _state(row: Row) -> str:
-    """Return what a person has to know first."""
+    """Return the most important fact about the queue for a person."""
     if row["gone_at"] is not None:
         return "gone from the code"
     if row["paused"]:

@@ -1,6 +1,6 @@
 """Read a run and print it: line by line while it runs, as a page, or as a summary at its end.
 
-`tree` draws it on a terminal, and is loaded for that only.
+`tree` draws it on a terminal, and is loaded only then.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class Page:
         self._detail(shown, detailed=True)
 
     def end(self, shown: JsonDict) -> None:
-        """Print how a followed job ended, without what was printed before."""
+        """Print how a followed job ended, without the parts that were printed before."""
         self._line(texts.heading(shown))
         self._trace(shown)
         self._value("output", shown["output"])

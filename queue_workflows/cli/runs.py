@@ -213,7 +213,7 @@ def _retried(
 
 
 def _changed(conn: db.Connection, any_id: str, outcome: str, **more: Any) -> JsonDict:
-    """Return the keys of `--json`: a run or job, its state now, and what was done to it.
+    """Return the keys of `--json`: a run or job, its state now, and the outcome of the request.
 
     `outcome`: `cancelled`, `asked to stop` (a running job), `already over`; `queued`, `refused`
     (with the `reason`); `unknown`. `run_status`: of its run, if it has one. `stopping`: the jobs

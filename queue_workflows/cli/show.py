@@ -53,7 +53,7 @@ def show(
     logs = (True if full else None) if as_json else False
     shown = collect(kind, any_id, wanted, item, every=as_json or full, logs=logs)
     if not as_json and is_part and item is None:
-        shown["loops"] = []  # Of single nodes, a line about their loop would be wrong.
+        shown["loops"] = []  # If single nodes are shown, a line about their loop would be wrong.
     return define.Shown(shown, lambda: print_out(shown, full=full, chosen=is_part))
 
 

@@ -375,7 +375,7 @@ def _model_cells(row: Row) -> tuple[object, ...]:
         output.seconds(row["held_s"]),
         output.seconds(row["load_s"]),
         display.number(row["est_vram_gb"], "g", " GB") if row["est_vram_gb"] else "-",
-        # Of each GPU, as in `21.3/24.0, 0.2/24.0 GB`.
+        # The memory in use of each GPU, as in `21.3/24.0, 0.2/24.0 GB`.
         ", ".join(each.removesuffix(" GB") for each in memory) + " GB" if memory else "-",
         _request(row["request"]),
     )

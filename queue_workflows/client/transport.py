@@ -42,7 +42,7 @@ class Connection(NamedTuple):
 
 
 def connection(url: str, token: str | None, timeout_s: float, retries: int) -> Connection:
-    """Return checked arguments; `token` None: that of QUEUE_WORKFLOWS_TOKEN (`InvalidConfig`)."""
+    """Return checked arguments; the default `token` is QUEUE_WORKFLOWS_TOKEN (`InvalidConfig`)."""
     if timeout_s <= 0 or retries < 0:
         raise errors.InvalidConfig("timeout_s must be above 0, and retries at least 0")
     agent = f"queue_workflows/{queue_workflows.__version__}"

@@ -108,7 +108,7 @@ class _Reading:
 
 
 class _Step(NamedTuple):
-    """A step as nodes of the definition, of which those without `deps` come first.
+    """A step as nodes of the definition; its nodes without `deps` run first.
 
     If a step has no nodes, the steps after it wait for the steps before it.
     """

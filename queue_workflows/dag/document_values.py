@@ -258,7 +258,7 @@ def _inside(rest: str, text: str, where: str) -> str:
 
 def _literal(text: str, where: str) -> Any:
     """Return the literal as JSON, else as Python, else the text; quoted if it looks like a ref."""
-    from queue_workflows import refs  # late, as a process that only queues jobs needs no workflows
+    from queue_workflows import refs  # late: a process that only queues jobs needs no workflows
 
     try:
         found = _parsed(text)
@@ -310,7 +310,7 @@ def with_paths(marker: Mapping[str, Any], change: Callable[[str], str]) -> dict[
 def bind_paths(template: Mapping[str, Any], out_dir: str | None, *, node_id: str) -> dict[str, Any]:
     """Return a node's inputs with every marker replaced by paths under `out_dir`.
 
-    Raises `InvalidWorkflow` that names the node if it needs a path and the run has no folder.
+    Raises `InvalidWorkflow`, with the node, if it needs a path and the run has no folder.
     """
     return {
         name: _bound(cast("dict[str, Any]", value), out_dir, node_id, name)

@@ -241,7 +241,7 @@ class _Converter:
 
 def distinct_ids(ids: str | Iterable[str]) -> list[str]:
     """Return these ids in order without duplicates; raise `InvalidConfig` for another type."""
-    if isinstance(ids, Mapping):  # a row, whose columns are no ids
+    if isinstance(ids, Mapping):  # a row, whose columns are not ids
         _check_text(cast("Any", ids))
     given = [ids] if isinstance(ids, str) else [*ids]
     for one in given:

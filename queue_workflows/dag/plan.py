@@ -270,11 +270,11 @@ class Planner:
         self._outputs: JsonDict = {}
         """Outputs of nodes that the plan itself completes."""
         self._left_out: set[str] = set()
-        """Nodes of rounds after a loop's end, of which 1,000 can be skipped without a query."""
+        """Nodes of rounds after a loop's end; up to 1,000 are skipped without a query."""
         self._rows: list[NewNode] = []
 
     def run(self, candidates: list[str]) -> Plan:
-        """Return the plan that begins with those of these nodes that are ready."""
+        """Return the plan that begins with the ready ones of these nodes."""
         may_exist, may_end = True, False
         while candidates:
             may_end = may_end or candidates[-1] == END
@@ -284,7 +284,7 @@ class Planner:
             if failed is not None:
                 return Plan([], failure=(failed.id, failed.reason or ""))
             candidates = _followers(self.progress.graph, done)
-            may_exist = False  # a node that waited for a row of this plan has no row yet
+            may_exist = False  # a node that depends on a node of this plan has no row yet
         return Plan(self._ordered(), may_end and bool(self.ready([END])))
 
     def ready(self, candidates: list[str]) -> list[str]:

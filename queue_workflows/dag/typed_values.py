@@ -371,7 +371,7 @@ def _record(value: Any, kind: Any, fields: _Fields, where: str) -> Any:
 
 
 class _Fields(NamedTuple):
-    """The fields of a record. A named tuple also has `names`, in order, as it is stored as a list.
+    """The fields of a record. A named tuple, which is stored as a list, also has `names`, in order.
 
     `later` are fields of a dataclass that its `__init__` does not take.
     """

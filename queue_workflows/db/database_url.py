@@ -101,7 +101,7 @@ def options(url: str) -> dict[str, str]:
 def conninfo(url: str, *, first: int = 0, **forced: Any) -> str:
     """Return the DSN with our defaults for options that it lacks, and with `forced` options.
 
-    Of several hosts, it begins with the one at `first`, counted round and round.
+    With several hosts, the one at index `first` (modulo their number) comes first.
 
     The encoding is always UTF-8, despite the DSN, PGCLIENTENCODING and PGOPTIONS, since a handler
     may return and raise any character.

@@ -340,7 +340,7 @@ class Link:
 
     def _connect(self) -> Waits:
         info = database_url.conninfo(self._url or database_url.db_url(), first=self._first_host)
-        self._first_host += 1  # the next attempt, as a silent host may take all the time of one
+        self._first_host += 1  # for the next attempt, since a silent host may use up all of one
         self._pg = pg = pq.PGconn.connect_start(info.encode())
         self._prepared.clear()
         pg.nonblocking = 1

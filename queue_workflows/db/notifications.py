@@ -230,7 +230,7 @@ class Subscriptions:
             if self._follow is None:
                 listener = listen(self._channel, poll_s=SHARED_POLL_S)
                 follow = service.Follow(f"listen-{self._channel}", listener, self._on_wake)
-                follow.start()  # raises where the account may have no further thread
+                follow.start()  # raises if the account may not start another thread
                 self._follow = follow
             self._waiters.setdefault(payload, []).append(wake)
 

@@ -59,10 +59,10 @@ def node(**options: Unpack[NodeOptions]) -> Callable[[Callable[P, R]], Node[P, R
 def node(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a function as a node; the function's name is the node's, unless `name` is given.
 
-    `model` is what a gpu worker loads for it; it puts the node on the gpu queue. A returned dict is
-    the node's outputs; anything else is its one output; None is no output. `isolation="process"`:
-    each of its jobs has a fresh process, in a worker with slots. `version`: that of its code;
-    workers with another version leave its jobs. The other options are its policy.
+    `model` is the model that a gpu worker loads for it; it puts the node on the gpu queue. A
+    returned dict is the node's outputs; anything else is its one output; None is no output.
+    `isolation="process"`: each of its jobs has a fresh process, in a worker with slots. `version`:
+    of its code; workers with another version leave its jobs. The other options are its policy.
     """
     name, queue, model, isolation, version = (options.pop(key, None) for key in _OWN_OPTIONS)
 
@@ -133,8 +133,8 @@ def ask(
     """Add a step that asks a person; return its answer, which other nodes take as an input.
 
     `widget` is a built-in one (choose_one, file_upload, pick_or_upload, turnout) or the app's,
-    `keys` what it needs; `answer` is the answer's type. An answer that is no text, number, truth
-    value, list or dict, as `answer` says, is refused; of other types only type checkers know.
+    `keys` what it needs; `answer` is the answer's type. An answer is refused unless it is the text,
+    number, truth value, list or dict that `answer` says; only type checkers know other types.
     """
     graph = compiling.needed("ask()")
     question: dict[str, Any] = {"widget": widget}
@@ -198,8 +198,8 @@ def branch(
 
     `arms` has a node, a pipeline, or a function that calls nodes, by the value: a text, a whole
     number, a boolean or None. `other` is the arm of every other value; without it the run fails. An
-    arm with a parameter that has no default is given what `value` was selected from: `cut` for
-    `cut["kind"]`.
+    arm with a parameter that has no default gets the value from which `value` was selected: `cut`
+    for `cut["kind"]`.
     """
     graph = compiling.needed("branch()")
     options = callables.of_call("branch", id, after, skip_if)
@@ -286,7 +286,7 @@ def loop(
     after: Iterable[object] = (),
     skip_if: object = None,
 ) -> R:
-    """Run `body` again with what it returned, until `until` holds; return the last state.
+    """Run `body` again with its last result until `until` holds; return the last state.
 
     `body`: a node, a pipeline, or a function that calls nodes, with the state as its argument.
     `start` is the first state. `until` is called once, while the graph is built. After `at_most`

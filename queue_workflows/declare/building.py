@@ -37,7 +37,7 @@ class Step:
         self.prefix = "" if kind == "map" else f"{step_id}/"
         """The start of its nodes' ids in refs. Ids in a map's body are relative to the item."""
         self.outer: set[str] = set()
-        """Heads of refs from a map's body to what is outside of it."""
+        """Heads of refs from a map's body to values outside of it."""
 
     def wait_for(self, found: Iterable[handles.Handle]) -> None:
         """Make this step depend on the steps of these handles."""
@@ -281,7 +281,7 @@ class Graph:
         around, taken = self.group, dict[str, Any](self.steps)
         if around is not None:
             taken = dict(around.members)
-            if kind != "run":  # origins tell the map's nodes from those of its members
+            if kind != "run":  # origins tell the map's own nodes from the nodes of its members
                 taken[around.entry["id"]] = None
         step = Step(_free(step_id, name, taken, self.where, "steps"), kind, around)
         (self.steps if around is None else around.members)[step.entry["id"]] = step

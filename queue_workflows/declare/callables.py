@@ -85,9 +85,9 @@ class Mapped(Generic[P, R]):
         """Add a call for each item of a future list; return the list of results, in its order.
 
         A call is a node, the nodes of a pipeline, or a run of a workflow. An item is the first
-        argument, `also` has the others. `key`: the field that names an item; None: the item itself.
-        `at_once`: how many are open at most. `may_fail`: how many items may fail, a count (int) or
-        a share of all (float); their results are left out, see `failures`.
+        argument, `also` has the others. `key`: the field that names an item; by default the item
+        itself. `at_once`: how many are open at most. `may_fail`: how many items may fail, a count
+        (int) or a share of all (float); their results are left out, see `failures`.
         """
         graph = compiling.needed(f"{self._kind} {self.name!r}.map()")
         settings = {"key": key, "at_once": at_once, "may_fail": may_fail or None}
@@ -284,9 +284,9 @@ class Workflow(Mapped[P, R]):
         typed_values.check_as_stored(check, given, f"inputs of workflow {self.name!r}")
 
     def _optional(self, names: Iterable[str]) -> Mapping[str, Any] | None:
-        """Return what `run_input` names, if these are more than the parameters.
+        """Return the names in `run_input`, if they are more than the parameters.
 
-        Returns None if the graph cannot be built: the run fails with that reason when it starts.
+        Returns None if the graph cannot be built; its run then fails with the reason at its start.
         """
         if set(names) <= set(self.needs):
             return {}

@@ -82,7 +82,7 @@ def build(function: Callable[..., Any], name: str, needs: Iterable[str]) -> Comp
     except errors.QueueWorkflowsError:
         raise
     except Exception as error:
-        # A function that gets a handle instead of a value meets what the handle does not have.
+        # A function that uses a handle like a value fails on an attribute that the handle lacks.
         misused = isinstance(error, (AttributeError, TypeError))
         hint = _undeclared(error, function) if misused else ""
         text = f"{graph.where}: its function raised {described(error)}{hint}"
@@ -128,7 +128,7 @@ def described(error: BaseException) -> str:
 def _compiled(graph: building.Graph, needs: Iterable[str], returned: object = None) -> Compiled:
     """Return the documents. Raises `InvalidWorkflow` if a step hides an input of the run.
 
-    `returned`: what the workflow's function returned, the output of its runs.
+    `returned`: the value that the workflow's function returned, the output of its runs.
     """
     for key in (*needs, *graph.run_inputs):
         if key in graph.steps and graph.steps[key].entry["kind"] != "pipeline":

@@ -17,9 +17,9 @@ _TO_COME = " of a run to come>"
 class Origin:
     """Where a handle comes from: a graph being built, and in it a step and node, or the run.
 
-    `what` names it for messages; `keys` are the outputs that its function is known to return, None:
-    any. `stores` is False for a function that returns nothing. `body` is the step of a map whose
-    items have the value; None: the run has it.
+    `what` names it for messages; `keys` are the outputs that its function is known to return, or
+    None for any. `stores` is False for a function that returns nothing. `body` is the step of a map
+    whose items have the value, or None if the run has it.
     """
 
     graph: object
@@ -35,8 +35,8 @@ class Origin:
 class Handle:
     """A value of a future run; editors and checkers see it with that value's type.
 
-    `[key]` selects from it; `== x` and `!= x` are conditions for `skip_if`. It can be passed on,
-    and nothing else, since it has no value while the graph is built.
+    `[key]` selects from it; `== x` and `!= x` are conditions for `skip_if`. It can only be passed
+    on, since it has no value while the graph is built.
     """
 
     __slots__ = ("_origin", "_parent", "_ref")
@@ -107,7 +107,7 @@ def origin(handle: Handle) -> Origin:
 
 
 def selected_from(handle: Handle) -> Handle:
-    """Return what a handle was selected from by a key or a comparison; else the handle itself."""
+    """Return the handle from which one was selected by a key or a comparison, else itself."""
     parent = handle._parent  # pyright: ignore[reportPrivateUsage]
     return handle if parent is None else parent
 

@@ -77,8 +77,8 @@ class NodeFunction:
     def result(self) -> Result:
         """Return the result's kind. Raises `InvalidWorkflow` for an unreadable annotation.
 
-        A generator returns what its annotation names last. An async generator can return nothing;
-        what it passes to `set_result` may be anything.
+        A generator returns the type that its annotation names last. An async generator cannot
+        return a value; any value may be passed to `set_result`.
         """
         written = inspect.unwrap(self.function)
         if inspect.isasyncgenfunction(written):
@@ -98,7 +98,7 @@ class NodeFunction:
         if typing.get_origin(annotation) is not collections.abc.Generator:
             return Result("any")
         found = _result(arguments[2]) if len(arguments) > 2 else Result("nothing")
-        # A decorator may return what it collected of a generator that returns nothing.
+        # A decorator may return the items of a generator that itself returns no value.
         is_collected = written is not self.function and found.kind == "nothing"
         return Result("any") if is_collected else found
 
@@ -114,7 +114,7 @@ class NodeFunction:
 
     @property
     def run(self) -> Callable[..., Any]:
-        """Return the function, for a worker; `stored` makes what is stored of its result."""
+        """Return the function, for a worker; `stored` turns its result into the stored value."""
         return self.function
 
     def stored(self, value: Any) -> Any:
@@ -181,7 +181,7 @@ def _result(annotation: Any) -> Result:
 
 
 def outputs(module: Any) -> frozenset[str] | None:
-    """Return the keys of a node's result by the annotation of its function; None: any.
+    """Return the keys of a node's result by its function's annotation, or None for any.
 
     A function that was not declared by `@node` stores dicts only: any other result is dropped.
     """

@@ -1,7 +1,7 @@
 """Define the example app `queue_workflows.demo:setup`, which makes a picture book of texts.
 
 `workflow` has the nodes and the workflow, and `painter` the model that the gpu nodes share. `texts`
-reads the folder, `page` writes the book, and `run_picture` draws what the run did.
+reads the folder, `page` writes the book, and `run_picture` draws the course of the run.
 """
 
 from __future__ import annotations

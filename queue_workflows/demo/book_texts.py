@@ -9,7 +9,7 @@ SAMPLES = Path(__file__).with_name("sample_texts")
 SUFFIXES = (".txt", ".md")
 MAX_TEXTS = 24
 MAX_BYTES = 4000
-"""Of a longer text the book has the beginning."""
+"""The book has only the beginning of a longer text."""
 
 
 class Text(TypedDict):

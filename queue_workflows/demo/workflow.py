@@ -35,7 +35,7 @@ class Collected(TypedDict):
 
 @node
 def collect(folder: Path | None = None, out: Path = OFFERED) -> Collected:
-    """Read the folder once, so that all later nodes see the same texts; None: the samples."""
+    """Read the folder, or the samples if None, once, so that later nodes see the same texts."""
     found = read_texts(folder or SAMPLES)
     print(f"{len(found)} texts in {folder or SAMPLES}")
     return {

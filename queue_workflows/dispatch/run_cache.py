@@ -351,7 +351,7 @@ def _graph(text: str) -> graph.Graph:
 
     Raises `InvalidWorkflow` for a definition that cannot run, since its row may be forged.
     """
-    # Not cached with an app's resolver, which may change the templates that it receives.
+    # With an app's resolver the graph is not cached, since it may change the templates it gets.
     if len(text) > CACHED_GRAPH_CHARS or hooks.app_resolves():
         return graph.read(db.load_json(text))
     return _read(text)
@@ -363,7 +363,7 @@ def _read(text: str) -> graph.Graph:
 
 
 def keep(run: Row, progress: plan.Progress | None) -> None:
-    """Cache the progress of a run. None: workers leave this run to the dispatcher."""
+    """Cache the progress of a run; None means that workers leave the run to the dispatcher."""
     _cache.put(run["id"], (identity(run), progress))
 
 

@@ -17,7 +17,7 @@ from queue_workflows.embedded.cluster import data_dir
 
 __all__ = ["Server", "data_dir", "ensure"]
 LIFECYCLE = "lifecycle.lock"
-"""While a process has this lock, nobody else starts, joins, leaves or stops the folder's server."""
+"""Only the process with this lock may start, join, leave or stop the folder's server."""
 
 
 class _Membership:
@@ -129,7 +129,7 @@ def _join(folder: Path, settings: Mapping[str, str]) -> tuple[_Membership, bool]
 
 
 def _leave(membership: _Membership) -> None:
-    """Release the share; stop the server if nobody else has one. A forked child does nothing."""
+    """Release the share; stop the server if it was the last one. A forked child does nothing."""
     if _memberships.get(membership.folder) is not membership:
         return
     del _memberships[membership.folder]

@@ -98,8 +98,8 @@ def run(
 ) -> str:
     """Run a command in a session of its own with a clean environment; return its output.
 
-    `account` None: this user. A failure is `EmbeddedUnavailable` with the last lines. An account
-    that cannot be used, or a file that it cannot run, is an OSError.
+    `account` defaults to this user. A failure is `EmbeddedUnavailable` with the last lines. An
+    account that cannot be used, or a file that it cannot run, is an OSError.
     """
     environment = {
         name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ

@@ -27,7 +27,7 @@ LOCK = "ups.lock"
 class Up(NamedTuple):
     """A running `up`: its process, its app as `--app` names it, and its start (UTC).
 
-    `sources`: the files of its app. `checksum`: of them, as it has loaded them.
+    `sources`: the files of its app. `checksum`: their checksum when it loaded them.
     """
 
     database: str
@@ -44,8 +44,8 @@ def registered(
 ) -> Generator[None]:
     """Register this process as an `up` of `app` while the block runs.
 
-    `refuse` gets those that work on the database already, and raises to register nothing. Nobody
-    else registers meanwhile.
+    `refuse` gets the ones that work on the database already, and raises to prevent the
+    registration. No other process registers meanwhile.
     """
     path = folder / "up" / f"{database}.{secrets.token_hex(8)}"
     cluster.make_folder(folder / "up")
@@ -107,7 +107,7 @@ def state_folder() -> Path:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether the folder belongs to this user and nobody else may write there."""
+    """Return whether the folder belongs to this user and only this user may write there."""
     found = folder.lstat()
     mode = stat.S_IMODE(found.st_mode)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not mode & 0o022

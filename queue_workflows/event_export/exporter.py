@@ -32,10 +32,10 @@ BATCH: Final = 1000
 GAPS_MAX: Final = 10_000
 """Ranges of missing ids; with more, the events behind them are read when they are settled."""
 LEFT_OUT: Final = ("progress_beat", "lease_renew")
-"""Events of which an attempt may have any number, and which do not describe it."""
+"""Types of events that an attempt may have in any number, and that do not describe it."""
 LAST_ID: Final = 2**63 - 1
 CHUNK: Final = 500
-"""Claims of which one statement reads the events."""
+"""The number of claims whose events one statement reads."""
 Range = tuple[int, int]
 _log = logging.getLogger(__name__)
 

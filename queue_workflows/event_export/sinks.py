@@ -109,8 +109,8 @@ class MetricLog(_File):
 class Spans(Sink):
     """A sink that sends spans. `OTEL_EXPORTER_OTLP_ENDPOINT` and its kin say where to and how.
 
-    `only_traced`: only those of jobs and runs whose enqueuer gave a trace. `exporter`: any
-    `SpanExporter`; default: that of OTLP over HTTP.
+    `only_traced`: only spans of jobs and runs that were enqueued with a trace. `exporter`: any
+    `SpanExporter`; by default OTLP over HTTP.
     """
 
     wants_attempts = True
@@ -255,7 +255,7 @@ class Record(NamedTuple):
     attributes: dict[str, Any]
     happenings: list[Happening]
     is_traced: bool
-    """Whether who enqueued gave a trace."""
+    """Whether it was enqueued with a trace."""
 
 
 def ended_claims(rows: Iterable[Row]) -> list[Claim]:

@@ -30,7 +30,7 @@ class Statistics:
     """Counters that several threads add to."""
 
     fetched = finished = failed = timed_out = late_results = dead_threads = 0
-    """`failed`: for good. `late_results`: of jobs that had timed out, which were dropped."""
+    """`failed`: jobs that failed for good. `late_results`: dropped results of timed-out jobs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -44,7 +44,7 @@ class ExecutionPlan(Protocol):
     def mark_failed(self, job: job_queue.Job, error: str, final: bool, /) -> bool | None:
         """Store the error; the job is ready again unless this was its last attempt (`final`).
 
-        Returns whether the job has failed for good; None: as `final` says.
+        Returns whether the job has failed for good, or None if `final` says it.
         """
 
     def is_currently_running(self, job_id: str, /) -> bool:

@@ -1,8 +1,7 @@
 """Serve an ingest queue in PostgreSQL with the threads of one process, which share its models.
 
 The loop of a worker claims the jobs, and the threads of the manager run them. A thread cannot be
-killed. Where the executor of a worker would be, the attempt is abandoned, so that its late result
-is dropped.
+killed. Instead of killing an executor, it abandons the attempt, so that its late result is dropped.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Held:
 
 
 class Threads(executors.Executors):
-    """The threads of a manager, as the executors of a worker; `limit`: claims at once.
+    """The threads of a manager in place of a worker's executors; `limit`: claims at once.
 
     The threads call `begins`, `ends` and `ask`; the rest is for the thread of the loop.
     """
@@ -257,7 +256,7 @@ class _Memory(memory_watch.MemoryWatch):
 class ThreadWorker(process.Worker):
     """A worker of one ingest queue whose handlers run in the threads of a manager.
 
-    `on_exit` ends the process after an OFF by policy `hard`; None: the process stays.
+    `on_exit` ends the process after an OFF by policy `hard`; if None, the process stays.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ NO_ARGS: Mapping[str, Any] = {}
 
 
 class Job(NamedTuple):
-    """One job. Its id is unique in its plan; `name` is how logs call it, by default the task.
+    """One job. Its id is unique in its plan; `name` is its name in logs, by default the task.
 
-    `timeout_s` None: the manager's; inf: none.
+    `timeout_s`: None stands for the manager's, inf for no limit.
     """
 
     id: str
@@ -75,7 +75,7 @@ class JobQueue:
         self._here: set[str] = set()
         """The jobs that wait or are active."""
         self._pauses: set[str] = set()
-        """Who has paused it: the app, and the manager while memory is full."""
+        """The reasons for its pause: the app, and the manager while memory is full."""
         self._closed = False
         self._refused: dict[str, tuple[float, Literal["processed", "waits"]]] = {}
         """For each refused job: until when the queue refuses it, and why."""

@@ -106,8 +106,8 @@ class JobQueueManager:
     def start(self, *, threads: bool = True) -> None:
         """Start all threads, the workers one after the other; raise RuntimeError the second time.
 
-        With `threads=False` there are no threads but those of the workers: the caller has to call
-        `run_due` again and again.
+        With `threads=False` only the workers have threads, and the caller has to call `run_due`
+        again and again.
         """
         with self._lock:
             if self.threads.started:
@@ -124,7 +124,7 @@ class JobQueueManager:
             self._supervisor.start()
 
     def run_due(self) -> float:
-        """Do what is due: fetch, check memory, start threads; return the seconds until more is."""
+        """Do all due work (fetch, check memory, start threads); return the seconds until more."""
         return min(self._supervisor.run_due(), self._master.run_due())
 
     def stop(self, timeout_s: float = 30.0) -> bool:
@@ -267,11 +267,11 @@ class JobQueueManager:
 
     @property
     def throttled_by(self) -> str | None:
-        """Return for which full memory nothing starts; None: for none."""
+        """Return the name of the full memory that delays jobs, or None."""
         return self.throttle.reason
 
     def stats(self) -> JsonDict:
-        """Return the counts: those of the queue, of the threads, by task and by resource."""
+        """Return the counts of the queue, of the threads, by task and by resource."""
         queued, active = self.queue.queued, self.queue.active
         counts = self.statistics
         return {

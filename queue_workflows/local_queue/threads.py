@@ -33,7 +33,7 @@ QUEUE = "local"
 
 
 class Settings(NamedTuple):
-    """Times in seconds; `timeout_s` None: jobs may take as long as they like."""
+    """Times in seconds; with `timeout_s` None, jobs may take any time."""
 
     workers: int
     single_job: bool
@@ -173,7 +173,7 @@ class WorkerThreads:
 
     def _replace(self, slot: Slot, thread: service.Thread, now: float) -> None:
         has_ended = not thread.alive
-        with self._lock:  # behind `alive`, as a thread whose attempt was ended here ends by itself
+        with self._lock:  # after `alive`, as a thread whose attempt was ended here ends by itself
             abandoned, slot.abandoned = slot.abandoned, False
         if abandoned:
             self._left.append(thread)
@@ -346,7 +346,7 @@ class WorkerThreads:
     def _run(self, slot: Slot, job: job_queue.Job, log: bool) -> bool:
         """Run a job and store its outcome; return False if its attempt was ended meanwhile.
 
-        `log`: log what is usual.
+        `log`: also log normal outcomes.
         """
         number, pid = self._outcomes.attempt(job.id), os.getpid()
         limit_s = self._settings.timeout_s if job.timeout_s is None else job.timeout_s
@@ -411,7 +411,7 @@ class WorkerThreads:
 
 
 def _run_task(job: job_queue.Job, control: running.Running, attempt: int, worker: str) -> Any:
-    """Return the result of the job's task. Raises what it raises, and `UnknownTask`."""
+    """Return the result of the job's task. Raises the task's errors, and `UnknownTask`."""
     task = config.get_config().ingest_task_map.get(job.task)
     if task is None:
         raise errors.UnknownTask(

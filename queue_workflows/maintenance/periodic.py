@@ -37,7 +37,7 @@ FLAG: Final = "flag of model"
 
 
 class Availability:
-    """Distinguish heartbeats that an outage made stale from those of dead workers.
+    """Distinguish heartbeats that an outage made stale from heartbeats of dead workers.
 
     A heartbeat that became stale during an outage, or while this machine was suspended, proves
     nothing. Call `note` after each statement that succeeded, every LEASE_RECLAIM_INTERVAL_S.
@@ -224,7 +224,7 @@ class PeriodicTasks:
             sweeps.expire_inputs(conn, self._rows)
 
     def repair_lock_queues(self) -> None:
-        """Admit waiters of lock keys that were missed, or that wait for a job nobody serves.
+        """Admit missed waiters of lock keys, and waiters for a job whose queue has no worker.
 
         A queue counts as unserved only after the database was available for STALE_WORKER_AFTER_S.
         """

@@ -1,4 +1,4 @@
-"""Recover what has stopped: lapsed jobs, jobs of ended runs, stopped runs, unanswered inputs."""
+"""Recover lapsed jobs, jobs of ended runs, stopped runs and unanswered inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANSWER_GRACE_S: Final = 5.0
 def recover_at_start(pause: Callable[[float], bool]) -> bool:
     """Reclaim lapsed and ownerless jobs before an orchestrator starts; touch no fresh lease.
 
-    Counts no lapse: nobody knows whether the database was available until now. Tries
+    Counts no lapse, since it is unknown whether the database was available until now. Tries
     NODE_POOL_RECOVERY_RETRIES times and calls `pause(NODE_POOL_RECOVERY_BACKOFF_S)` between two
     tries. Returns False if `pause` returns True, which means to stop. Raises the last try's error.
     """
@@ -99,15 +99,15 @@ class StalledRuns:
     """Goes on with the running runs that plain SQL has stopped, or ends them with the reason.
 
     Such a run has no node, outbox event or answer that moves it forward, because a plain UPDATE or
-    DELETE ended a node without an event. It ends as `jobs.cancel` and a failed node end it. What
-    follows from completed and skipped nodes is queued.
+    DELETE ended a node without an event. It ends as `jobs.cancel` and a failed node end it. The
+    nodes after completed and skipped ones are queued.
     """
 
     def __init__(self, rows: row_isolation.Isolation, now_fn: NowFn = time.monotonic) -> None:
         self._rows = rows
         self._now = now_fn
         self.after = ""
-        """The run that was looked at last; empty: the next pass begins with the first one."""
+        """The run that was checked last; if empty, the next pass begins with the first run."""
 
     def end(self, begin: run_cache.Begin, *, quiet_s: float, for_s: float) -> None:
         """Look at running runs for about `for_s`, and go on with the others at the next call.
@@ -142,7 +142,7 @@ def _end_stalled(begin: run_cache.Begin, run_id: str) -> None:
     except advance.NEVER_RUNS as error:
         advance.fail(begin, run_id, str(error))
         return
-    if count == 0:  # None: the run changed meanwhile, and the next sweep decides
+    if count == 0:  # None means that the run changed meanwhile, so the next sweep decides
         _is_ended(begin, run_id, go_on=False)
 
 

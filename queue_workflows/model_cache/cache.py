@@ -47,7 +47,7 @@ class _Change:
     is_load: bool
     over: bool = False
     error: BaseException | None = None
-    """Why a load has failed, for all who wait for it."""
+    """Why a load has failed, for all threads that wait for it."""
 
 
 class _Local(threading.local):
@@ -60,12 +60,12 @@ class _Local(threading.local):
 
 
 class ModelCache:
-    """Keep up to `capacity` models loaded, of `capacity_gb` of GPU memory together; None: no limit.
+    """Keep up to `capacity` models loaded, of at most `capacity_gb` GPU memory together.
 
-    A model that does not fit evicts those that were used least recently; threads that share models
-    hold them by `using`, since only a model in use is never evicted. Each model is loaded once for
-    all who wait for it, and several may load at once. `publish_current_model(model_or_None)` gets
-    the latest model that is left when a change starts and when a load is done; its errors are
+    A model that does not fit evicts the least recently used ones; threads that share models hold
+    them by `using`, since only a model in use is never evicted. Each model is loaded once for all
+    threads that wait for it, and several may load at once. `publish_current_model(model_or_None)`
+    gets the latest model that is left when a change starts and when a load is done; its errors are
     logged. `idle_ttl_s` None reads `GPU_MODEL_IDLE_TTL_S`. `register_builtins` None uses the app's
     `set_builtin_model_registrar`. Every method may be called from any thread; readers never wait.
     """
@@ -298,7 +298,7 @@ class ModelCache:
                 self._unload(evicted)
             else:
                 self._publish()
-            # A model that another thread evicts has its memory until its unload is over.
+            # A model that another thread evicts keeps its memory until its unload is over.
             self._changed.wait_for(
                 lambda: self._holds(
                     [each.size_gb for each in self._changes.values()]

@@ -40,7 +40,7 @@ class Loaded:
 def find(model_id: str, registrar: Callable[[], object] | None) -> model_registry.ModelSpec:
     """Return a registered model; call the registrar, by default the app's, if it is unknown.
 
-    Raises `UnknownModel`, and `ModelLoadFailed` from what the registrar raises.
+    Raises `UnknownModel`, and `ModelLoadFailed` if the registrar raises.
     """
     with contextlib.suppress(errors.UnknownModel):
         return model_registry.get(model_id)
@@ -54,7 +54,7 @@ def find(model_id: str, registrar: Callable[[], object] | None) -> model_registr
 
 
 def load(spec: model_registry.ModelSpec) -> Any:
-    """Return what the loader of a model returns; raise `ModelLoadFailed` from what it raises."""
+    """Return the result of a model's loader; raise `ModelLoadFailed` if it raises."""
     try:
         return spec.loader()
     except BaseException as error:

@@ -98,7 +98,7 @@ def _refused(text: str, rule: str) -> errors.InvalidRef:
 
 @dataclasses.dataclass(slots=True)
 class _Token:
-    """One piece of a pattern and how often it repeats (`hi` None: without bound)."""
+    """One piece of a pattern and how often it repeats (`hi` is None if unbounded)."""
 
     kind: str
     text: str
@@ -182,8 +182,8 @@ _WAYS = (4096, 512, 16)
 def _cost(text: str, tokens: list[_Token], flags: int) -> tuple[int, int, bool]:
     """Return degree and factor of the polynomial that bounds one match, and whether it branches.
 
-    Backtracking multiplies the ways of every piece, but for one that its successor cannot match.
-    Raises `InvalidRef` for what the rules or these bounds forbid.
+    Backtracking multiplies the ways of every piece, except one whose successor cannot match it.
+    Raises `InvalidRef` if the rules or these bounds forbid it.
     """
     unbounded = spread = degree = 0
     stack = [_Group()]

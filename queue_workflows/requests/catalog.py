@@ -298,7 +298,7 @@ class GetJobStatus(_Status):
 class WaitForJob(_Status):
     """Return how far a job is once it is succeeded, failed or canceled.
 
-    Raises `WaitTimeout` (a TimeoutError) after `timeout_s`; None: waits for ever.
+    Raises `WaitTimeout` (a TimeoutError) after `timeout_s`; None has no limit.
     """
 
     job_id: JobId
@@ -520,9 +520,9 @@ class ListRuns(Pages[JsonDict]):
 
 @operation("GET runs/{run_id}/nodes", "history.get_run_page")
 class ListNodes(Pages[JsonDict]):
-    """Return the nodes of a run with their attempts: the workflow's, then the items'.
-    The first are in the workflow's order, the nodes of items in that of their ids. Pages have logs
-    if `limit`, or the number of the run's nodes, is at most 60.
+    """Return the nodes of a run with their attempts: the workflow's, then the items'. The first are
+    in the workflow's order; nodes of items are in the order of their ids. Pages have logs if
+    `limit`, or the number of the run's nodes, is at most 60.
 
     Raises `UnknownJob` if there is no run.
     """
@@ -560,7 +560,7 @@ class CancelRun(_Act, Row):
 
 @operation("POST runs/{run_id}/retry", "runs.retry", body="RetryRun", once=True, refuses=(409,))
 class RetryRun(_Act, Row):
-    """Run a run that is over again, from a node or from those that did not complete; return it.
+    """Run a run that is over again, from a node or from all that did not complete; return it.
 
     Raises `UnknownJob`, and `InputRefused` (a ValueError) for a run that is not over.
     """
@@ -806,9 +806,9 @@ class RunSchedule(_Act, Request["str | None"]):
 
 @operation("GET acts", "acts.list")
 class ListActs(Pages[JsonDict]):
-    """Return who did what on request, the acts that match every filter, the newest first.
+    """Return the acts (requested changes) that match every filter, the newest first.
 
-    `kind`, `subject`: of the object, as `run` and its id.
+    `kind` and `subject` name the object, as `run` and its id.
     """
 
     _: KW_ONLY

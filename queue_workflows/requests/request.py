@@ -65,7 +65,7 @@ class Route(NamedTuple):
     once: bool
     """Whether a client must not repeat it; with an idempotency key it may."""
     refuses: tuple[int, ...]
-    """Its error statuses, in addition to those of every route."""
+    """Its error statuses besides the ones that every route has."""
 
 
 class Keep:

@@ -1,7 +1,7 @@
 """Fork the executors of one queue, give them jobs, and read their messages and output.
 
-Only the thread of the worker's loop calls this, and no call blocks. The owner is told what happens
-to its jobs. Its length: room, forks, messages, output and ends all change the state of an executor.
+Only the thread of the worker's loop calls this, and no call blocks. It tells the owner about its
+jobs. It is long, as room, forks, messages, output and ends all change the state of an executor.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ NO_MODEL: Final[JsonDict] = {
 
 
 class Executors:
-    """The executors of one queue, which replace those that end.
+    """The executors of one queue; an ended one is replaced.
 
     `owner` is a `worker.desk.Desk`; its methods are called about jobs, which are
     `worker.claimed_job.ClaimedJob`. `slots` jobs run at once, each in an executor of its own, but
     jobs started as `shared` share one. With `lone`, an executor is forked only after the last has
-    ended, as two may not fit into the memory of a GPU. `end_s` is how long one that was asked to
-    end has for its threads and exit functions. An executor is replaced after `max_jobs` jobs, or if
-    it is larger than `max_rss_mb` after a job; None means never.
+    ended, as two may not fit into the memory of a GPU. After a request to end, an executor has
+    `end_s` seconds for its threads and exit functions. An executor is replaced after `max_jobs`
+    jobs, or if it is larger than `max_rss_mb` after a job; None means never.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Executors:
         return place.usable and place.queues and 0 < len(place.jobs) < self._depth
 
     def _lasting(self) -> list[Executor]:
-        """Return the executors that count as slots, which are those that do not end soon."""
+        """Return the executors that count as slots, which is all that do not end soon."""
         return [each for each in self._by_number.values() if each.jobs or not each.ends]
 
     @property

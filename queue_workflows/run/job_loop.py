@@ -169,7 +169,7 @@ class JobLoop(Jobs):
         )
         self._waker.setblocking(False)
         self._ends: dict[int, str] = {}
-        """By key, why a job must not begin; the text is empty once it has begun."""
+        """For each job's key, why it must not begin; empty once the job has begun."""
         self._ended = 0
         """The key of the last job whose handler has ended."""
         self._cache = model_cache
@@ -338,7 +338,7 @@ class JobLoop(Jobs):
                 ready = {fd for fd, _ in poll.poll(timeout)}
                 if self._interrupts.fileno() in ready:
                     key, _, reason = self._interrupts.recv(4096).decode().partition(" ")
-                    self._hear(int(key), reason)  # at the end of file the key is no number
+                    self._hear(int(key), reason)  # at the end of file the key is not a number
                 if self._woken.fileno() in ready:
                     self._woken.recv(4096)
                     timeout = FLUSH_MS

@@ -367,7 +367,7 @@ class JobOutput:
     """
 
     def __init__(self, key: Callable[[], int], send: Send, *, takes_bytes: bool = False) -> None:
-        """Collect bytes too if `takes_bytes`; else they are printed here, without a job."""
+        """Collect bytes too if `takes_bytes`; else output without a job is printed here."""
         self._key = key
         self._send = send
         self._takes_bytes = takes_bytes

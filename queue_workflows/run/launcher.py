@@ -107,7 +107,7 @@ class Launcher:
 
     @classmethod
     def load(cls, app: loaded_app.App) -> tuple[Launcher, loaded_app.Registered]:
-        """Fork the launcher and let it load the app; return it and what the app registered.
+        """Fork the launcher and let it load the app; return it and the app's registrations.
 
         If loading starts threads or opens a GPU, the launcher cannot fork any more. Then another
         one is forked, whose executors each load the app. Raises `ForkRefused`, `LauncherLost`,
@@ -219,7 +219,7 @@ class Launcher:
             return
         self._end.close()
         if self._is_reaped:
-            return  # its pid may be that of another process by now
+            return  # another process may have its pid by now
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -498,7 +498,7 @@ def _prepared(fds: Sequence[int]) -> tuple[wire.Channel, socket.socket]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # `random` does so itself after a fork; else all executors are alike
+        numpy_random.seed()  # all forks would draw alike; `random` seeds itself
     _watch_forks(ends)
     return wire.Channel(ends[0]), ends[1]
 

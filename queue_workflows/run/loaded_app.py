@@ -1,4 +1,4 @@
-"""Load the app, describe as JSON what it registered, and apply its settings in the worker."""
+"""Load the app, describe its registrations as JSON, and apply its settings in the worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Registered(NamedTuple):
 
 
 def load(app: App) -> dict[str, Any]:
-    """Load the app in this process; return what it registered as JSON, or its error."""
+    """Load the app in this process; return its registrations as JSON, or its error."""
     before, own = dict(os.environ), os.getpid()
     try:
         app.load()

@@ -161,7 +161,7 @@ class NodeCall(task_call.Attempt):
         return scratch.path
 
     def _unknown(self, error: errors.NodeNotFound) -> str:
-        """Return an error's text with the worker and the run's age, as one of them may be old."""
+        """Return an error's text with the worker and the run's age, as either may have old code."""
         created = None
         with contextlib.suppress(errors.QueueWorkflowsError):  # a row is unreadable
             created = self._rows[1].get("created_at")

@@ -107,7 +107,7 @@ class RestoredState:
     def restore(self) -> str:
         """Restore the state after a job; return why that is impossible, or an empty text.
 
-        Signals with handlers are blocked meanwhile, as an alarm that the job has set may come.
+        Signals with handlers are blocked meanwhile, since an alarm of the job may still fire.
         """
         try:
             for number, fd in enumerate(self._files):

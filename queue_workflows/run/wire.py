@@ -69,7 +69,7 @@ PRINTED: Final = 27  # The pipes may hold output of the job whose outcome follow
 LEAVES: Final = 28
 """The executor has to be replaced, as it cannot restore the state that the body names.
 
-It runs none of the jobs that were sent to it since, unless it is shared by async jobs."""
+It does not run the jobs that were sent to it since, unless async jobs share it."""
 
 OF_EXECUTOR: Final = frozenset([ANNOUNCED, MODEL, CHANGED, READY, LEAVES])
 """Kinds that concern an executor, not a job."""

@@ -183,7 +183,7 @@ def strict_json(value: Any) -> str:
 def json_line(value: Any, limit: int | None = None) -> str:
     """Return a value as one line of ASCII JSON, as `strict_json` does.
 
-    With `limit`, what is past about so many characters, or below 20 levels, becomes `...`.
+    With `limit`, text after about so many characters, or below 20 levels, becomes `...`.
     """
     depth, left = (DEPTH, None) if limit is None else (_SHORT_DEPTH, [limit])
     return _ascii(_plain(value, depth, left))

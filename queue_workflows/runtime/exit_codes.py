@@ -16,7 +16,7 @@ BUDGET: Final = 75
 A node is queued again, and fails after WATCHDOG_MAX_RETRIES. An ingest job fails.
 """
 STALL: Final = 76
-"""A gpu handler that reported progress stopped, and samples show no activity. As 75."""
+"""A gpu handler that reported progress stopped, and samples show no activity. Outcome as for 75."""
 LOST: Final = 77
 """The claim was lost, or its lease could not be renewed in time.
 
@@ -24,7 +24,7 @@ If the handler ran in an executor and the claim is still held, the job is handed
 Otherwise nothing is written, as another worker has the job, or will have it.
 """
 GPU_HEALTH: Final = 78
-"""The GPU was idle for a whole window in which memory did not change. As 75."""
+"""The GPU was idle for a whole window in which memory did not change. Outcome as for 75."""
 CONTROL: Final = 79
 """The worker was turned OFF by policy `hard`, or a cancelled handler ran past CANCEL_GRACE_S.
 

@@ -129,7 +129,7 @@ class PipedCommand(_Command):
         ends_early: Callable[[], bool] = lambda: False,
         output: int = 2,
     ) -> str | None:
-        """Run it for at most `timeout_s`; return what went wrong, or None. Raises nothing.
+        """Run it for at most `timeout_s`; return the fault, or None. Never raises.
 
         Its process group is killed at the timeout, and as soon as `ends_early()` is true. `output`
         is the descriptor for its output, by default this process's stderr.

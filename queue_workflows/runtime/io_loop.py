@@ -23,7 +23,7 @@ Waiting: TypeAlias = Generator[Wait, bool, Any]
 class IoLoop:
     """A selector, one timer, and the flows that wait; everything runs on the thread of `run`.
 
-    A turn calls what is ready, then the timer if it is due, then the flows whose bells rang.
+    A turn calls the ready flows, then the timer if it is due, then flows whose bells rang.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ def _libc() -> ctypes.PyDLL | None:
     if sys.platform != "linux":
         return None
     try:
-        # Loaded by name, as a preloaded library that fakes the wall clock changes timers, too.
+        # Load libc by its name: a preloaded library that fakes the clock would change timers, too.
         libc = ctypes.PyDLL("libc.so.6", use_errno=True)
     except OSError:
         libc = ctypes.PyDLL(None, use_errno=True)

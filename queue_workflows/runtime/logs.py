@@ -83,9 +83,9 @@ def escape_arguments(record: logging.LogRecord) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, in UTC, followed by those ids of its work that the message lacks.
+    """One line per record, in UTC, followed by the ids of its work that the message lacks.
 
-    A number in the message may be anything, so that the attempt follows in any case.
+    The attempt always follows, since a number in the message may mean something else.
     """
 
     converter = time.gmtime

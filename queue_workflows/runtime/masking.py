@@ -26,7 +26,7 @@ _NAME = re.compile(
     r"""(?P<name>[A-Za-z][\w.-]{0,63})(?P=quote)\s{0,3}(?P<sign>=>|[=:])\s{0,3}"""
 )
 _VALUE = re.compile(
-    # A text within a text has backslashes before its quotes. One that was cut has no last quote.
+    # A text within a text has backslashes before its quotes. A cut text has no last quote.
     r"""\*{3}(?!\*)|(?P<inner>\\{1,20}["']).*?(?:(?<!\\)(?P=inner)|$)"""
     r"""|(?:[bru]{0,2})(?:'(?:[^'\\]|\\.)*(?:'|\\?$)|"(?:[^"\\]|\\.)*(?:"|\\?$))"""
     r"""|(?P<opened>[\w.]{0,100}[\[({])"""

@@ -37,7 +37,7 @@ class Flag:
         weakref.finalize(self, _close, self._reader, self._writer)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once the flag is set; nobody may read from it."""
+        """Return a descriptor that is readable once the flag is set; callers must not read it."""
         return self._reader
 
     def is_set(self) -> bool:

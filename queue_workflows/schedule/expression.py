@@ -208,7 +208,7 @@ def _walls(fields: str, text: str) -> _Walls:
 
 @functools.lru_cache(maxsize=20_000)
 def parse(text: str, tz: str = "UTC", anchor: datetime | None = None) -> Expression:
-    """Return the expression; `anchor` is where an interval is counted from (aware).
+    """Return the expression; `anchor` (aware) is the start from which an interval counts.
 
     Raises `InvalidConfig` (a ValueError) with the field and what it takes, and `MissingExtra` for a
     cron expression where the extra `cron` is not installed.
@@ -264,7 +264,7 @@ def latest(
 def load_zone(name: str) -> tzinfo:
     """Return the zone, for which `UTC` needs no time zone data.
 
-    Raises `InvalidConfig` (a ValueError) for a name that is no IANA zone.
+    Raises `InvalidConfig` (a ValueError) for a name that is not an IANA zone.
     """
     if name == "UTC":
         return UTC

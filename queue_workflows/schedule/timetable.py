@@ -37,7 +37,7 @@ class Schedule:
     `every="10s"` stands for the expression "every 10s". `catch_up`: which of the instants that an
     outage missed fire afterwards. `overlap`: what happens at an instant while the last job or run
     has not ended. `on_failure(alert)`: see docs/alerts.md; only schedules in code may have it.
-    Raises `InvalidConfig` (a ValueError) that names the schedule, the field and what it takes.
+    Raises `InvalidConfig` (a ValueError) with the schedule, the field and its allowed values.
     """
 
     name: str
@@ -165,7 +165,7 @@ def check_name(name: Any) -> None:
 
 
 def check_text(name: Any, field: str, value: Any) -> None:
-    """Raise `InvalidConfig` for a field of the schedule `name` that is no text, empty or long."""
+    """Raise `InvalidConfig` if a field of the schedule `name` is not a text, empty or too long."""
     if not is_name(value):
         raise errors.InvalidConfig(
             f"schedule entry {name!r}: {field} must be a text of 1 to {MAX_NAME} characters, "
@@ -341,8 +341,8 @@ def split(entries: Iterable[object]) -> tuple[list[ScheduleEntry], list[Schedule
 def named(entries: Iterable[ScheduleEntry]) -> dict[str, ScheduleEntry]:
     """Return old-style entries by the names of their rows.
 
-    Entries that differ only in their hours become one. Of others with one name, each after the
-    first gets a number, by minute and task.
+    Entries that differ only in their hours become one. If others share a name, each after the first
+    gets a number, by minute and task.
     """
     merged: dict[tuple[object, ...], ScheduleEntry] = {}
     for one in entries:
@@ -362,10 +362,10 @@ def named(entries: Iterable[ScheduleEntry]) -> dict[str, ScheduleEntry]:
 
 
 def converted(entries: Iterable[ScheduleEntry]) -> list[Schedule]:
-    """Return old-style entries as the schedules of which they are rows.
+    """Return old-style entries as schedules, each with the name of its row.
 
-    They keep what they do: of what an outage missed, the latest instant fires if it is less than an
-    hour old, and no job waits for another.
+    They behave as before: after an outage only the latest missed instant fires, if it is less than
+    an hour old, and no job waits for another.
     """
     found: list[Schedule] = []
     for name, one in named(entries).items():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def app(**settings: Any) -> FastAPI:
     """Return the service as an ASGI application, to run or to mount in an app's own.
 
-    `settings` replace those of the environment and of `.env`, by their names in lower case:
+    `settings` replace values of the environment and of `.env`, by their names in lower case:
     `workers_json`, `app_read_only`, `token`, ... Its lifespan loads the app that
     QUEUE_WORKFLOWS_APP names, makes the schema, and starts and stops the workers and the
     maintenance. An app that mounts it runs the lifespan itself, as `lifespan_context` of the

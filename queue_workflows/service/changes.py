@@ -25,7 +25,7 @@ POLL_S: Final = 0.5
 NOTIFIED_S: Final = 0.1
 """Delay of the read after a notification, so that many notifications cost one statement."""
 WATCHED_RUNS: Final = 2_000
-"""Runs, the newest, whose states are read although none of their jobs has an event."""
+"""How many of the newest runs are read even without an event of their jobs."""
 REPLAY_PAGES: Final = 10
 """Pages of events that are searched for missed changes; with more, a reader is refused."""
 
@@ -199,7 +199,7 @@ def _state(row: Row) -> tuple[str, int]:
 
 
 def _pages(since: datetime | None, runs: Iterable[str] = ()) -> Iterator[history.Feed]:
-    """Yield what has happened from `since` on, a page at a time; the first one has `runs` too."""
+    """Yield the changes since `since`, a page at a time; the first page has `runs` too."""
     page = history.feed(since, runs=runs)
     since = since or page.now - history.LATE
     while True:

@@ -35,7 +35,7 @@ SECURITY: Final = (
 
 
 class Reply:
-    """Sends a response with those of our headers that it lacks; calls `on_start` before it."""
+    """Adds our headers to a response that lacks them; calls `on_start` before it is sent."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -87,8 +87,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of ASGI.
 
-        The lines of a request's log have its id, and its `traceparent` is continued. The id is that
-        of the header X-Request-Id if it is a short name, else a new one; the response has it too.
+        The lines of a request's log have its id, and its `traceparent` is continued. The id is the
+        header X-Request-Id if that is a short name, else a new one; the response has it too.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)

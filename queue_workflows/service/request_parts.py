@@ -46,7 +46,7 @@ _LOOK_QUERY: Final = frozenset({
     "cursor", "days", "job_id", "kind", "limit", "queue", "run_id", "since", "status", "task",
     "until", "wait", "workflow",
 })  # fmt: skip
-"""Parameters that such a request may have. Others, as a search, would show values by guesses."""
+"""Parameters that such a request may have. Others, such as a search, would help to guess values."""
 _ONCE: Final = frozenset({
     b"authorization", b"content-length", b"content-type", b"host", b"idempotency-key",
     b"last-event-id", b"origin", b"sec-fetch-site",

@@ -44,8 +44,8 @@ class Protocol(h11_impl.H11Protocol):
     def step(self) -> tuple[str, Any]:
         """Return the client's next step, and a mark that changes when it has taken it.
 
-        `take`: a part of the sent bytes, of which the mark are not taken yet. `head`: the whole
-        head of a request. `body`: the rest of a body whose request was answered without it.
+        `take`: a part of the sent bytes; the mark is the number of bytes not taken yet. `head`: the
+        whole head of a request. `body`: the rest of a body whose request was answered without it.
         """
         if left := self.transport.get_write_buffer_size():
             return "take", left
@@ -59,8 +59,8 @@ class Protocol(h11_impl.H11Protocol):
 class SlowClients:
     """Closes the connections of clients that stay too long at one step (seconds).
 
-    The server's own timer runs only between requests, and each byte stops it. A client that takes
-    none of its responses would keep the connection, also beyond its end.
+    The server's own timer runs only between requests, and each byte stops it. A client that does
+    not read its responses would otherwise keep the connection forever.
     """
 
     def __init__(self, *, head_s: float, write_s: float) -> None:
@@ -161,7 +161,7 @@ def run(app: fastapi.FastAPI, bound: socket.socket, listening: Callable[[], obje
         backlog=2048,
     )
     server = _Server(chosen, own, listening)
-    # Not by `limit_concurrency`: its answer is plain text, and /health gets it too.
+    # `limit_concurrency` is not used, since it refuses /health too, and answers in plain text.
     own.open_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:

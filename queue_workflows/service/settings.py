@@ -277,9 +277,9 @@ def _check_file() -> None:
 
 
 def load(**given: Any) -> Settings:
-    """Return the settings; `given` ones replace those of the environment, None ones do not.
+    """Return the settings; `given` values replace the environment's, unless they are None.
 
-    Raises `InvalidConfig` with a line for each fault. No message has the value of a secret.
+    Raises `InvalidConfig` with a line for each fault. Messages never contain the value of a secret.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(chosen.keys() - Settings.model_fields.keys()):

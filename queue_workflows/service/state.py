@@ -68,8 +68,8 @@ class Service:
     """The settings, the threads for blocking calls, and the changes that requests wait for.
 
     While it runs it has the schema, the maintenance, and the workers of its queues. A read-only
-    service without queues changes nothing in its database, so it has none of them. `upkeep` False:
-    other processes have the maintenance.
+    service without queues changes nothing in its database, so it has none of them. If `upkeep` is
+    false, other processes do the maintenance.
     """
 
     def __init__(self, settings: service_settings.Settings, *, upkeep: bool = True) -> None:

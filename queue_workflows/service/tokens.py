@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
 
 
 def load(settings: service_settings.Settings) -> Tokens:
-    """Return the tokens of the settings, or that of the file, made if need be (`InvalidConfig`)."""
+    """Return the tokens of the settings, or of the file, made if missing (`InvalidConfig`)."""
     chosen: tuple[tuple[pydantic.SecretStr | None, Scope], ...] = (
         (settings.token_look, "look"),
         (settings.token_read, "read"),

@@ -39,7 +39,7 @@ MAX_MB: Final = 64
 
 
 class AttemptSteps:
-    """The steps of one attempt: who records them, which names it has used, and its cursors."""
+    """The steps of one attempt: the function that records them, the used names, and the cursors."""
 
     def __init__(self, ask: control.Ask, control_: control.Control) -> None:
         self.ask = ask
@@ -74,7 +74,7 @@ class _Recorded:
     def __init__(
         self, steps: AttemptSteps, name: str, key: str | int | None, digest: tuple[str, str]
     ) -> None:
-        """`digest`: the hash and the text of what it is called with."""
+        """`digest`: the hash and the text of its arguments."""
         self._steps = steps
         self.ask = steps.ask
         self._name, self._key = checked_name(name), checked_key(key)
@@ -83,7 +83,7 @@ class _Recorded:
         steps.use(self._what, self.calls, self.kind, self._name, self._key)
 
     def begin(self) -> JsonDict:
-        """Return the request to begin, or to get what is recorded."""
+        """Return the request to begin, or to get the recorded result."""
         shown = masking.mask(self._shown)
         return self._about("begin", arguments_hash=self._hash, arguments=shown)
 
@@ -161,7 +161,7 @@ class Cursor(_Recorded):
         return self._about("end", state="done", position=self._done)
 
     def begun(self, answer: JsonDict) -> int | None:
-        """Return how many items are done; None: all are. Raises `StepRefused` for other items."""
+        """Return how many items are done; None if all. Raises `StepRefused` for other items."""
         found = self.taken(answer)
         if found["state"] == "done":
             return None
@@ -226,7 +226,7 @@ class StreamParts:
     """The parts of one attempt that are not sent yet, and how many there were; thread-safe.
 
     The handler waits for the answer to each batch that it sends. So it never has more than one
-    batch under way, and is slowed down to what the database takes.
+    batch under way, and is slowed down to the speed of the database.
     """
 
     def __init__(self, ask: control.Ask, control_: control.Control) -> None:
@@ -240,14 +240,14 @@ class StreamParts:
         self._bytes = 0
         self._sent_at = -EVERY_S
         self._unanswered = False
-        """Whether a request is under way whose answer nobody awaits. The next answer shows that it
+        """Whether a request is under way whose answer is not awaited. The next answer shows that it
         was carried out, since they come in order."""
 
     def add(self, name: str, value: object) -> control.Answered | None:
         """Add a part; return the answer to come if a batch was sent, which the caller awaits.
 
-        Raises `StepRefused` for a bad name, and `InvalidPayload` for a value that is no JSON or
-        beyond a limit (ValueErrors).
+        Raises `StepRefused` for a bad name, and `InvalidPayload` for a value that is not JSON or
+        over a limit (ValueErrors).
         """
         name = checked_name(name)
         text = payload.encode(value, f"part of stream {name!r}")
@@ -285,7 +285,7 @@ class StreamParts:
             )
 
     def rest(self) -> control.Answered | None:
-        """Send what is left; return the answer that shows that all is stored; None: it is."""
+        """Send the rest; return the answer that proves its storage, or None if all is stored."""
         with self._lock:
             if not (self._parts or self._unanswered):
                 return None
@@ -293,7 +293,7 @@ class StreamParts:
             return self._ask(self._take())
 
     def flush(self, send: Callable[[JsonDict], object]) -> None:
-        """Send what is left by a function that waits for no answer.
+        """Send the remaining parts by a function that does not wait for an answer.
 
         The lock is held meanwhile, so that the handler's next batch is sent after this one.
         """
@@ -307,7 +307,7 @@ class StreamParts:
             self._lock.release()
 
     def _take(self) -> JsonDict:
-        """Return the request for what is left, which then is not left."""
+        """Take the remaining parts, and return the request that sends them."""
         first = self._count - len(self._parts) + 1
         request: JsonDict = {
             "op": "stream", "first": first, "names": self._names, "parts": self._parts,

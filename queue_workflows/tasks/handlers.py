@@ -203,7 +203,7 @@ def _end(handler: Generator[Any, None, Any], control_: control.Control) -> None:
 
 
 def unless_signal(value: Any) -> Any:
-    """Return what a handler returned; raise it if it is a `JobSignal`."""
+    """Return the result of a handler, or raise it if it is a `JobSignal`."""
     if isinstance(value, errors.JobSignal):
         raise value
     return value

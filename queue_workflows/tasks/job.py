@@ -1,4 +1,4 @@
-"""Return the current job to its handler: what it was given, and what it may report."""
+"""Return the current job to its handler, with its arguments and its ways to report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
     def __init__(
         self, row: Row, control_: control.Control, ask: control.Ask = control.refuse
     ) -> None:
-        """`ask` sends what the handler asks about its steps."""
+        """`ask` sends the handler's requests about its steps."""
         self._row = row
         self._control = control_
         self._ask = ask
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def steps(self) -> attempt_requests.AttemptSteps:
-        """Return what `queue_workflows.steps` needs of this attempt."""
+        """Return the state of this attempt that `queue_workflows.steps` needs."""
         with _LOCK:
             if self._steps is None:
                 self._steps = attempt_requests.AttemptSteps(self._ask, self._control)
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def parts(self) -> attempt_requests.StreamParts:
-        """Return what `queue_workflows.streams` needs of this attempt."""
+        """Return the state of this attempt that `queue_workflows.streams` needs."""
         with _LOCK:
             if self._parts is None:
                 self._parts = attempt_requests.StreamParts(self._ask, self._control)
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Return what the enqueuer sent along with the job, or {}."""
+        """Return the headers that the enqueuer sent along with the job, or {}."""
         return self._row.get("headers") or {}
 
     @property

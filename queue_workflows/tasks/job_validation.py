@@ -164,7 +164,7 @@ _OF_ONE_JOB = (errors.InvalidJob, errors.ArgsRefused, errors.InvalidPayload)
 
 
 def _each(make: Callable[[T], str], given: Iterable[T]) -> list[str]:
-    """Return what is made of each member; an error names its place, from 0."""
+    """Return the result of `make` for each member; an error names its index, from 0."""
     texts: list[str] = []
     for place, one in enumerate(given):
         try:
@@ -192,7 +192,7 @@ def _row(job: NewJob) -> str:
 
 
 def base_columns(job: NewJob) -> dict[str, Any]:
-    """Return the checked columns of a job, without its args and its options; priority None: 100.
+    """Return the checked columns of a job, without its args and its options; default priority 100.
 
     Raises `UnknownQueue`, `UnknownTask` or `InvalidJob`, all of them ValueErrors.
     """

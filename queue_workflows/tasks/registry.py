@@ -69,7 +69,7 @@ def register_ingest_task(name: str, **policy: Unpack[TaskPolicy]) -> Callable[[F
 def register_ingest_task(
     name: str, callable_: Callable[..., Any] | None = None, **policy: Unpack[TaskPolicy]
 ) -> Any:
-    """Register `callable_` as the task for ingest jobs with this `task_name`; None: a decorator.
+    """Register `callable_` as the task for ingest jobs with this name, or return a decorator.
 
     A task is a function, generator, async function or async generator. It takes `reason`, `args`,
     both or neither, or keywords of its own. Raises `InvalidConfig` (a ValueError) with the fault.

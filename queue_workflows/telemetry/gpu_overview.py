@@ -87,7 +87,7 @@ class Reader:
         return Gpu(index, float(use), used // MB, total // MB)
 
     def _value_or(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Return a value, or None: MIG reports no use, unified memory no memory."""
+        """Return a value, or None: MIG has no figure for use, unified memory none for memory."""
         try:
             return ask()
         except self._nvml.NVMLError:

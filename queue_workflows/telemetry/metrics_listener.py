@@ -26,7 +26,7 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 
 
 class Address(NamedTuple):
-    """Where to listen; port 0: any that is free."""
+    """The address to listen on; port 0 means any free port."""
 
     host: str
     port: int

@@ -1,7 +1,7 @@
 """Write the metrics page in the text format of Prometheus 0.0.4: counters of the history, gauges.
 
 The gauges are made from the present rows of jobs, workers, schedules and machines. A scrape also
-counts the events of the history if nobody else does.
+counts the events of the history if no other process does.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ METRICS: Final = {
 _ADDED: Final = frozenset(
     {"jobs", "jobs_waiting", "jobs_lease_lapsed", "runs", "workers", "worker_slots"}
 )
-"""Gauges that count: values with equal labels are added. Of other gauges the largest is kept."""
+"""Gauges that count: values with equal labels are added. Other gauges keep the largest value."""
 _TOTALS: Final = {
     "jobs": "jobs_total", "claims": "job_claims_total", "retries": "job_retries_total",
     "reclaims": "leases_reclaimed_total", "requeues": "jobs_requeued_total",
@@ -198,9 +198,9 @@ class Page:
 def scrape(conn: db.Connection | None = None) -> str:
     """Return all metrics in the text format of Prometheus; CONTENT_TYPE is its media type.
 
-    Counts the last events first where the database lets it and that is little work, or nobody else
-    does it. `conn`: a connection outside of a transaction; None: one of the engine's pool. Raises
-    the errors of `db`.
+    First counts the last events, if the database allows it, and if that is little work or no other
+    process does it. `conn`: a connection outside of a transaction; by default one of the engine's
+    pool. Raises the errors of `db`.
     """
     started = time.monotonic()
     with db.statement(conn) as own:
@@ -235,8 +235,8 @@ def count(conn: db.Connection | None = None, *, within_s: float) -> bool:
     """Count events of the history in small transactions, for `within_s` at least one.
 
     Returns whether all are counted. Does nothing while another process counts, and where this role
-    and server may not write the totals. An error of the database is logged, as it must not keep a
-    scrape from what is counted; an outage is raised. `conn`: as in `scrape`.
+    and server may not write the totals. An error of the database is logged, so that a scrape still
+    returns the counted totals; an outage is raised. `conn`: as in `scrape`.
     """
     with db.statement(conn) as own:
         if not statements.metrics.progress(own)["may_count"]:
@@ -304,7 +304,7 @@ def _state(conn: db.Connection) -> _State:
 
 
 def _labels_of_queues(state: _State, known: set[str]) -> Callable[[Row], str]:
-    """Return what labels the queue of a row. `known`: those that have counters come first."""
+    """Return the function for a row's labels. `known`: queues that have counters come first."""
     of_queues = ("waiting", "running", "awaiting", "workers", "paused")
     first = sorted(known - {OTHER})
     rest = sorted({row["queue"] for name in of_queues for row in state[name]}.difference(first))

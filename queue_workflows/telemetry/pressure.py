@@ -56,7 +56,7 @@ class Cgroup:
             self.id = f"{seen.st_dev}:{seen.st_ino}"
 
     def ram(self, below: int) -> float | None:
-        """Return the share of the limit in use in %; None unless it is below this.
+        """Return the share of the limit in use in %; None unless the limit is under `below` bytes.
 
         File pages do not count, also those that were read more than once: the kernel drops them
         before it kills a process.
@@ -92,9 +92,9 @@ MACHINE = "machine"
 
 
 class Reading(NamedTuple):
-    """Memory in use in %; None: there is no such memory, or it cannot be read.
+    """Memory in use in %; None if there is no such memory, or it cannot be read.
 
-    `gpu` is that of the fullest card.
+    `gpu` is the value of the fullest GPU.
     """
 
     ram: float | None = None
@@ -175,7 +175,7 @@ class Memory:
                 root = self._root / "memory"
             else:
                 continue
-            # In a container the path may be the host's, of which only the root is there.
+            # In a container the path may be the host's, of which only the root is visible.
             parts = [part for part in name.split("/") if part not in ("", "..")]
             folders = (root.joinpath(*parts[:size]) for size in range(len(parts), -1, -1))
             with contextlib.suppress(OSError, ValueError):  # a name that no path can have

@@ -45,8 +45,8 @@ class _Unknown(Exception):
 class Sampler:
     """Sample a process and its descendants; reuse it, since it learns what pmon can show.
 
-    It samples this process until `follow` names another one. `card`: the GPU of the machine that
-    the process uses, which counts where nothing shows its processes; None: all.
+    It samples this process until `follow` names another one. `card`: the GPU that the process uses,
+    or None for all. It counts if no tool shows the GPU's processes.
     """
 
     def __init__(self, *, card: int | None = None) -> None:
@@ -144,7 +144,7 @@ def pmon_processes(text: str) -> list[Process]:
     """Return the rows of a process with their `%` columns; none without pmon's two header lines.
 
     Columns differ by driver; the headers have their names and units. A truncated row has "" for
-    what is missing.
+    missing columns.
     """
     names: list[str] = []
     units: list[str] = []

@@ -241,7 +241,7 @@ class Harness:
         *,
         times: int | None = 1,
     ) -> faults.Fault:
-        """Let the node's handler raise, the next `times` times that it runs (None: always).
+        """Let the node's handler raise, the next `times` times that it runs (always if None).
 
         `where`: a node id or an ingest task's name; `*` matches anything: `"read/*"`.
         """

@@ -16,7 +16,7 @@ from queue_workflows.testing import app_harness, apps, servers
 def workflows_dsn() -> str | None:
     """Name the `*_test` database next to which the scratch one is created; override it.
 
-    None: QUEUE_WORKFLOWS_TEST_DB_URL, else the embedded server.
+    None stands for QUEUE_WORKFLOWS_TEST_DB_URL, else the embedded server.
     """
     return None
 

@@ -35,11 +35,11 @@ HABITS = {
 }
 LIMITS = {
     "code": {
-        "a colon for a verb": 10.5,
-        "those, that of, one of": 1.4,
-        "a no instead of a not": 3.6,
-        "what as a noun": 2.1,
-        "None and a colon": 0.5,
+        "a colon for a verb": 9.9,
+        "those, that of, one of": 0.8,
+        "a no instead of a not": 2.9,
+        "what as a noun": 1.1,
+        "None and a colon": 0.1,
     },
     "sql": {
         "a colon for a verb": 9.7,

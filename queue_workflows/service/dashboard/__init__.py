@@ -92,7 +92,7 @@ class _Gate:
         is_open = OPEN.fullmatch(scope["path"][len(scope["root_path"]) :]) is not None
         if request.state.session is not None or is_open:
             await self._app(scope, receive, send)
-            # A form that has no answer has changed nothing, unless its request was cancelled.
+            # A form without an answer has not changed anything, unless its request was cancelled.
             if request.state.answer is not None:
                 request.state.answer.cancel()
             sent = getattr(request.state, "sent", None)

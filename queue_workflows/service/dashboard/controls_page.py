@@ -90,7 +90,7 @@ async def switch(request: Request) -> Response:
 
 @router.post("/queues/limit")
 async def limit(request: Request) -> Response:
-    """Set the limits of a queue, where an empty field is no limit; Undo restores them."""
+    """Set the limits of a queue; an empty field removes one, and Undo restores them."""
     form = await forms.act(request, "operate")
     queue = form.values.get("queue", "")
     given: dict[str, Any] = {}

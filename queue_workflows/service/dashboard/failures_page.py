@@ -67,7 +67,7 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
     query, given = _asked(request)
     found = await view.read(request, _read, given)
     before = _last_visit(request, found.now)
-    # Of a group whose first failure was perhaps not read it is unknown whether it is new.
+    # If the first failure of a group was perhaps not read, it is unknown whether it is new.
     has_all = found.is_whole and "since" not in given
     new_after, recent_after = (
         at if at is not None and (has_all or found.begin <= at) else None
@@ -111,9 +111,9 @@ def _shown(request: Request, group: JsonDict, most: int) -> JsonDict:
     """Return a group with the selections of its acts.
 
     `failed`: the ids of its jobs, of which the `most` newest ones are `retried`. `kind`: the type
-    of its error, which the scope `look` sees in the place of its signature. `has_nodes`: whether
-    some are nodes, which a retry queues with their run. `example`: the newest error, if the
-    message of the signature does not name the fault; else None.
+    of its error, which the scope `look` sees instead of its signature. `has_nodes`: whether some
+    are nodes, which a retry queues with their run. `example`: the newest error, if the message of
+    the signature does not name the fault; else None.
     """
     kind, _, rest = group["signature"].partition(":")
     message = rest or group["signature"]

@@ -24,7 +24,7 @@ T = TypeVar("T")
 KEPT: Final = 100
 """Forms of a session that were sent and are remembered, the newest."""
 SESSIONS: Final = 50
-"""Sessions whose forms are remembered, those that sent one last."""
+"""The number of sessions, the most recent ones, whose forms are remembered."""
 UNDO_S: Final = 30.0
 REPEAT_S: Final = 8.0
 """Seconds for which a repeated POST waits for the answer of the first."""
@@ -80,16 +80,16 @@ class Answer(NamedTuple):
 
 
 class Posts:
-    """The forms that were sent, so that a repeated POST does nothing twice.
+    """The forms that were sent, so that a repeated POST has no second effect.
 
-    Ids of forms begin with a word of this process: a form from before a restart is refused, since
-    nobody knows whether it was sent.
+    Ids of forms begin with a word of this process. A form from before a restart is refused, since
+    it is unknown whether it was sent.
     """
 
     def __init__(self) -> None:
         self.word = secrets.token_hex(4)
         self._sent: dict[str, dict[str, asyncio.Future[Answer]]] = {}
-        """By the token of the session and the id of the form, so that none crowds out others."""
+        """By the token of the session, then the form's id, so that no session crowds out others."""
 
     async def begin(self, csrf: str, form_id: str) -> asyncio.Future[Answer]:
         """Note a form; return the future of its answer, to be cancelled if the form did nothing.
@@ -140,7 +140,7 @@ class Form:
         self.file = next((each for each in files if each.filename), None)
         """The uploaded file, if one was chosen."""
         self.selection = selection
-        """Of the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
+        """From the hidden field `selection`; with checkboxes named `id`, only the checked ones."""
         self.back = local(texts.get("back", ""))
         """The path and the query of the page that it was on, from its field `back`."""
 
@@ -162,7 +162,7 @@ class Form:
     def confirm(self, count: int) -> None:
         """Refuse the form if so many objects need their number typed, and it was not.
 
-        The number is that of the page, its field `shown`, for objects that come and go meanwhile.
+        The number is the page's own (field `shown`), since objects come and go meanwhile.
         """
         shown = self.values.get("shown", str(count))
         if count > TYPED_ABOVE and self.values.get("typed", "").strip() != shown:
@@ -186,7 +186,7 @@ class Form:
         """
         where = session.url(self._request, back)
         where += ("&" if "?" in where else "?") + f"did={self._id}"
-        found = RedirectResponse(where, 303)  # which escapes what a header cannot have
+        found = RedirectResponse(where, 303)  # which escapes characters that a header cannot have
         answer = Answer(found.headers["location"], message, links, undo, time.monotonic())
         self._request.state.answer.set_result(answer)
         return found
@@ -227,8 +227,8 @@ async def act(
 ) -> Form:
     """Return the form of a POST, after all checks: session, scope, --read-only, CSRF, form id.
 
-    Origin and Sec-Fetch-Site were checked by the guard. A repeated POST (same form id) never
-    returns: its answer is that of the first. `kind`: that of the selection, if it must have one.
+    Origin and Sec-Fetch-Site were checked by the guard. A repeated POST (same form id) raises the
+    answer of the first. `kind`: the kind of the selection, if it must have one.
     """
     own = session.of(request)
     sent = await fields(request, max_files)

@@ -91,7 +91,7 @@ def _page(request: Request, asked: JsonDict, *, wrong: str = "", given: Any = No
 
 
 def _asked(conn: db.Connection, run_id: str, node_id: str, sees: bool) -> JsonDict:
-    """Return a question that waits. Raises `NotFound`, which says who was faster, if it may."""
+    """Return a question that waits. Raises `NotFound`, perhaps with who answered first."""
     where = f"node {display.line(node_id, 120)} of run {display.line(run_id, 80)}"
     text = f"{where} does not wait for an answer"
     rows = statements.pages.questions(
@@ -177,7 +177,7 @@ async def answer(request: Request) -> Response:
 
 
 async def _waiting(request: Request, run_id: str, node_id: str) -> JsonDict:
-    """Return a question that waits, or refuse the form and say who was faster."""
+    """Return a question that waits, or refuse the form and name who answered first."""
     try:
         return await view.read(request, _asked, run_id, node_id, sees=True)
     except view.NotFound as error:
@@ -216,7 +216,7 @@ def _picked(choices: list[Any], place: str) -> Any:
 
 
 def _saved(asked: JsonDict, upload: UploadFile) -> Path:
-    """Store an uploaded file in a new folder below that of the run, and return its path.
+    """Store an uploaded file in a new folder below the run's folder, and return its path.
 
     Raises `InvalidAnswer` if the question does not take it, or it cannot be stored, and
     `FolderRefused` as `confinement.root_of` does.

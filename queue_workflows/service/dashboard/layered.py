@@ -26,7 +26,7 @@ _DUMMIES: Final = 4_000
 _STRAIGHT: Final = 8.0
 """Weight of a dummy point against a box: a bent long edge is worse than a box aside."""
 _SWEEPS: Final = 3
-"""Sweeps to and fro, of which the one with the fewest crossings counts."""
+"""How many sweeps to and fro; the one with the fewest crossings counts."""
 _Edge = tuple[int, int]
 
 
@@ -130,7 +130,7 @@ class _Layout:
         for number in (first, *self.passed.get(edge, ()), last):
             x, y = float(self.ranks[number] * (WIDTH + GAP_X)), self.y[number]
             line += [(x, y), (x + WIDTH, y)]
-        # The left side of the first box and the right side of the last are no part of it.
+        # It excludes the left side of the first box and the right side of the last.
         return line[1:-1] if first == source else line[-2:0:-1]
 
     def _forward(self, edge: _Edge) -> _Edge:
@@ -165,7 +165,7 @@ class _Layout:
     def _arrange(self) -> None:
         """Set the height of each point: sweep to and fro, to the middle of its neighbours.
 
-        The order is that of the last sweep with the fewest crossings. Two further ones keep it.
+        The order comes from the last sweep with the fewest crossings. Two more sweeps keep it.
         """
         layers: list[list[int]] = [[] for _ in range(max(self.ranks, default=-1) + 1)]
         for number, rank in enumerate(self.ranks):

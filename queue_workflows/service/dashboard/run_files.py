@@ -35,7 +35,7 @@ TEXTS: Final = frozenset({".txt", ".log", ".md", ".json", ".jsonl", ".geojson", 
 MOST_IMAGE: Final = 10 * 1024 * 1024
 BEGINNING: Final = 65_536
 ROWS, COLUMNS = 100, 50
-"""Of a table, besides its head."""
+"""The most rows of a table, besides its head."""
 ENTRIES: Final = 1_000
 CHUNK: Final = 65_536
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -75,7 +75,7 @@ def _shown(out_dir: str, place: str) -> JsonDict:
     if suffix in IMAGES:
         shown["image"] = size <= MOST_IMAGE
     elif suffix in TABLES:
-        # Of a row that is cut, a number would read as another one.
+        # If a row is cut, its last number would read as another one.
         lines = text.rpartition("\n")[0] if shown["cut"] else text
         with contextlib.suppress(csv.Error):
             rows = [*islice(csv.reader(io.StringIO(lines), delimiter=TABLES[suffix]), ROWS + 2)]
@@ -142,7 +142,7 @@ async def _read(request: Request, run_id: str, call: Any, place: str) -> tuple[J
 
 @router.get("/runs/{run_id}/files")
 async def files(request: Request, run_id: view.Segment, path: Place = "") -> Response:
-    """Show a folder below that of a run, or the beginning of a file."""
+    """Show a folder below the run's folder, or the beginning of a file."""
     head, found = await _read(request, run_id, _shown, path)
     parts = _parts(path)
     above = [(part, "/".join(parts[: n + 1])) for n, part in enumerate(parts)]

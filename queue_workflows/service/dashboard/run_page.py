@@ -48,7 +48,7 @@ Show = Literal["time", "graph", "list"]
 
 
 def ids_with(conn: db.Connection, prefix: str, *kinds: str) -> list[tuple[str, str]]:
-    """Return the first ids of runs or jobs (`kinds`) that begin so, each with its page's path."""
+    """Return the first ids of runs or jobs (`kinds`) with this beginning, each with its path."""
     among = identity.uuid_range(prefix)
     if among is None:
         return []
@@ -258,9 +258,9 @@ def _drawn(
 ) -> JsonDict:
     """Return the graph of a run with its `boxes`, each with its state and how many of it are done.
 
-    Only maps and steps have such a pair of counts. `lines` are the edges, and those of the path
-    that is lit. Without `nodes` the states of the graph's nodes are read. The lit box may be the
-    map or the step of the node `lit`.
+    Only maps and steps have such a pair of counts. `lines` are the edges, and the edges of the lit
+    path. Without `nodes` the states of the graph's nodes are read. The lit box may be the map or
+    the step of the node `lit`.
     """
     drawn = _graph(conn, head)
     deps: dict[str, list[str]] = drawn["deps"] if drawn else {}
@@ -454,7 +454,7 @@ def check_values(request: Request) -> None:
 
 
 async def value_file(request: Request, found: Any, name: str) -> Response:
-    """Return a JSON value without what is redacted as a download."""
+    """Return a JSON value, redacted, as a download."""
     # A large value takes long, and the redactor is code of the app.
     text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
     return download(text, name)

@@ -103,7 +103,7 @@ async def _values(request: Request, place: tuple[datetime, str] | None) -> dict[
     query, given = filters(request, *_FILTERS)
     if "input" in given:
         inputs = given["input"] = _inputs(given["input"])
-        # Not in the transaction of the read, as the redactor is code of the app.
+        # The redactor is code of the app, so it must not run in the transaction of the read.
         if await state.of(request).renders.run(view.redacted, inputs) != inputs:
             raise errors.InvalidConfig("inputs of this name are hidden, so they are not searched")
     found = await view.read(request, _read, given, place, "hx-request" not in request.headers)
@@ -213,8 +213,8 @@ async def search(
 ) -> Response:
     """Go to the run, job, workflow, machine, task or key of this name; else list runs with it.
 
-    The beginning of an id is enough where one run or job alone has it.
-    A session that sees no values searches neither keys nor texts.
+    The beginning of an id is enough if only one run or job has it. A session that sees no values
+    searches neither keys nor texts.
     """
     filters(request)  # refuses a lone surrogate
     text, sees = q.strip(), session.of(request).sees_values

@@ -35,7 +35,7 @@ ZONE_NAME: Final = re.compile(r"[A-Za-z0-9_+/-]{1,60}")
 
 
 class Session(NamedTuple):
-    """Who looks at a page: scope of the token, name (actor of acts), chosen zone."""
+    """The viewer of a page: scope of the token, name (actor of acts), chosen zone."""
 
     scope: tokens.Scope
     name: str

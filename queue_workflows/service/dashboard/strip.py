@@ -85,7 +85,7 @@ def curves(samples: Sequence[JsonDict], begin: datetime, end: datetime) -> list[
 
 
 def _measures(row: JsonDict, cards: Sequence[int]) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield name, unit, value and top of the scale of what a sample has; memory is in MB."""
+    """Yield name, unit, value and top of the scale of each measure of a sample; memory is in MB."""
     for owner, key in (("", ""), (" of queue_workflows", "_ours")):
         yield f"CPU{owner}", "%", row.get(f"cpu{key}_percent"), 100.0
         yield f"RAM{owner}", "GB", row.get(f"ram{key}_used_mb"), row.get("ram_total_mb")

@@ -32,7 +32,7 @@ _PAGES: Final[Mapping[str, str]] = {
     "question": "/inbox", "failure": "/failures", "model": "/waiting", "switch": "/machines",
     "machine": "/machines", "queue": "/waiting", "schedule": "/schedules",
 }  # fmt: skip
-"""Where the needs of each kind are seen to; those of other kinds at `/health`."""
+"""The page for the needs of each kind; other kinds have `/health`."""
 _WAITING: Final = ("ready", "limited", "locked", "not_due")
 
 
@@ -143,7 +143,7 @@ def _audit(conn: db.Connection) -> checks.Findings:
 # --- acts --------------------------------------------------------------------------------------
 
 KINDS: Final = ("run", "job", "queue", "schedule", "machine")
-"""The kinds of subjects with a page. Another subject may be a value, as the text of an error."""
+"""The kinds of subjects with a page. Other subjects may be values, such as error texts."""
 
 
 @router.get("/acts")

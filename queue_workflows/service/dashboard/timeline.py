@@ -102,7 +102,7 @@ def spans(node: JsonDict, now: datetime) -> list[Span]:
             begin, attempt["ended_at"] or (now if outcome == "running" else following or begin)
         )
         loading_s, lost = _load_s(attempt), outcome != "running" and _is_lost(attempt)
-        # A load beyond the end is cut, as its sum with the begin may be no time at all.
+        # A load beyond the end is cut, as begin + load may be out of the range of times.
         is_cut = loading_s >= (at - begin).total_seconds()
         loaded = at if is_cut else begin + timedelta(seconds=loading_s)
         if loaded > begin:

@@ -115,7 +115,7 @@ class _Environment(jinja2.Environment):
     """Jinja's, for rows: a member is not first sought as an attribute, whose error takes long."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what `obj.attribute` stands for in a template."""
+        """Return the value of `obj.attribute` in a template."""
         if isinstance(obj, dict) and attribute not in _METHODS:
             return self.getitem(cast("Any", obj), attribute)
         return super().getattr(obj, attribute)
@@ -211,7 +211,7 @@ def path(base: str, *segments: str, **query: str) -> str:
 def here(request: Request) -> str:
     """Return the path below the mount and the query of a page, as its reader has them.
 
-    A page that answers a form cannot be opened by its path, so that of Now is in its place.
+    A page that answers a form cannot be opened by its path, so it gets the path of Now.
     """
     if request.method == "POST":
         return "/"
@@ -225,7 +225,7 @@ def paged(
 ) -> tuple[list[T], Pager]:
     """Return a page of a list that is read whole, and the links to the others.
 
-    A place behind the end, as the list has become shorter, leads to the first page.
+    If the list has become shorter than the place, the first page is returned.
     """
     start = start if start < len(rows) else 0
     following = {**query, "start": start + most} if len(rows) > start + most else None
@@ -298,8 +298,8 @@ async def live(
 ) -> Response:  # fmt: skip
     """Return a page with a live part, or for htmx, which fetches it again, the part alone.
 
-    `read_values(conn, *args)` returns the values of both templates; that of the page is `live.html`
-    if it has the part alone.
+    `read_values(conn, *args)` returns the values of both templates. A page with only this part uses
+    `live.html`.
     """
 
     async def make() -> dict[str, Any]:

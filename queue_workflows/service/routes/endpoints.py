@@ -175,9 +175,9 @@ _AWARE: dict[Any, Any] = {datetime | None: pydantic.AwareDatetime | None}
 def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **more: Any) -> None:
     """Add the endpoint of a request, with its documentation; `more`: of the route.
 
-    `answer` takes the request of the catalog, that of HTTP, and what `_BESIDE` names; it is called
-    on a thread if it is no coroutine function. A queue in the path that is unknown is not found. An
-    answer with an ETag may be 304.
+    `answer` takes the request of the catalog, the HTTP request, and what `_BESIDE` names; a plain
+    function is called on a thread. A queue in the path that is unknown is not found. An answer with
+    an ETag may be 304.
     """
     beside = _BESIDE.get(kind, {})
     on_loop = inspect.iscoroutinefunction(answer)
@@ -244,7 +244,7 @@ def user(http: fastapi.Request) -> str | None:
 
 
 def _token(http: fastapi.Request) -> str:
-    """Return who changes something if the request names nobody: the scope of its token."""
+    """Return the actor if the request names none, which is the scope of its token."""
     return f"http ({http.scope.get('queue_workflows.scope', 'operate')} token)"
 
 
@@ -349,8 +349,8 @@ def _document(kind: Kind) -> dict[str, Any]:
 async def _read(http: fastapi.Request, kind: Kind) -> pydantic.BaseModel | None:
     """Return the body of a request; None if it is absent and not needed.
 
-    Raises `RequestValidationError` (422) for what is no such body, `HTTPException` (400) for what
-    is no text in Unicode, or nests too deep.
+    Raises `RequestValidationError` (422) for another body, `HTTPException` (400) if it is not
+    Unicode text, or nests too deep.
     """
     text = await http.body()
     try:
@@ -395,7 +395,7 @@ _KEY_HEADER: Final[dict[str, Any]] = {
 def _key(of_body: str | None, of_header: str | None) -> str | None:
     """Return the key of a request; the bytes of the header are UTF-8, and not latin-1.
 
-    Raises `RequestValidationError` for a header that is no key, `InvalidJob` if the two differ.
+    Raises `RequestValidationError` for a header that is not a key, `InvalidJob` if they differ.
     """
     if of_header is None:
         return of_body

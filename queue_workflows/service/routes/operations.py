@@ -48,9 +48,9 @@ async def _watched(
     final: Collection[str],
     **wanted: Any,
 ) -> Response:
-    """Return what `read` returns, at once, or when it has changed or its status is `final`.
+    """Return the result of `read`, at once or when it has changed or its status is `final`.
 
-    `wanted`: which changes.
+    `wanted`: which changes count.
     """
 
     def is_news() -> bool:

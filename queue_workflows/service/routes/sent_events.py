@@ -31,8 +31,8 @@ _AWAY: Final = (db.OperationalError, db.InterfaceError, errors.DatabaseUnavailab
 class Stream(Response):
     """Events that are sent as long as the response is open.
 
-    It follows the changes that match before it searches for what was missed: a change between the
-    two is in one of them. `begin` returns the events, or the response if there are none.
+    It follows the matching changes before it searches for missed ones, so that no change is lost in
+    between. `begin` returns the events, or the response if there are none.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ async def _sent_parts(
             return
         except errors.UnreadableRow as error:
             _log.warning("a stream of parts ends: %s", error)
-            return  # who comes again gets the reason
+            return  # the client gets the reason when it reconnects
         except _AWAY as error:
             _log.warning("a stream of parts waits for the database: %s", str(error).strip())
             page = page._replace(full=False)
