@@ -1684,7 +1684,7 @@ OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
         PERFORM queue_workflows_check_payload(NEW.progress, 'ingest_jobs.progress');
     END IF;
     IF NEW.status = 'running' THEN
-    -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
+    -- The same values as for a plain UPDATE to `running`. An endless lease would keep the job's lock key forever.
     IF NEW.lease_expires_at > now() + interval '7 days' THEN
         RAISE EXCEPTION '%.lease_expires_at of a running job is over 7 days ahead', TG_TABLE_NAME
             USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';
@@ -1759,7 +1759,7 @@ OR NEW.timeout_s <= 0 OR NEW.timeout_s > 31622400
         PERFORM queue_workflows_refuse(TG_TABLE_NAME::text, NULL, to_jsonb(NEW));
     END IF;
     IF NEW.status = 'running' THEN
-    -- The same as for a plain UPDATE to `running`. A lease without an end would keep its lock key forever.
+    -- The same values as for a plain UPDATE to `running`. An endless lease would keep the job's lock key forever.
     IF NEW.lease_expires_at > now() + interval '7 days' THEN
         RAISE EXCEPTION '%.lease_expires_at of a running job is over 7 days ahead', TG_TABLE_NAME
             USING ERRCODE = 'check_violation', HINT = 'Insert the job as queued; a worker claims it.';

@@ -70,7 +70,7 @@ def _answered(run_id: str, node_id: str, text: str, *, check: bool) -> JsonDict:
     with db.transaction() as conn:
         run_id, run = ids.resolve(conn, run_id, kind="run")
         job: Row | None = None
-        # The node with this id, or the one whose id is printed so.
+        # Try the id as it is, then without the escapes with which commands print an id.
         for one in dict.fromkeys((node_id, display.restored(node_id))):
             if job is None and payload.is_storable(run_id) and payload.is_storable(one):
                 job = statements.nodes.get_by_node(conn, run_id=run_id, node_id=one)

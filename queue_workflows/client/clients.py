@@ -1,6 +1,6 @@
 """Define `Client`, which waits for each reply of the HTTP service, and `AsyncClient`.
 
-They differ in how they wait. The modules beside hold the requests and the reading of replies.
+They differ in how they wait. `verbs` and `transport` build the requests and read the replies.
 """
 
 from __future__ import annotations

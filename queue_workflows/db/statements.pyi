@@ -1061,8 +1061,8 @@ class _IngestJobs:
     Columns: place, id, same."""
     insert_once: _IngestJobsInsertOnce
     """Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`, by
-    `actor`. If a job has its idempotency key, whatever its window: return that job, and whether it has
-    the same task, queue and args. Returns no row if the job is queued, under the first id of `prefix`.
+    `actor`. Returns no row if the job is queued, under the first id of `prefix`. If another job has its
+    idempotency key, even past its window, returns that job, and whether it has the same task, queue and args.
     Columns: id, status, lost, same."""
     state: _IngestJobsState
     """Return how far a job is, and whether its claim is lost."""
@@ -2129,8 +2129,8 @@ class _Pages:
     if NULL. `most` jobs are examined. If these are not enough, the last row is the one at the `place` `most`, which is in
     the list only if it `fits`. A filter that is NULL matches every job."""
     named: _PagesNamed
-    """Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
-    or `key`, in which the newest `most` ingest jobs or a running node have it. Returns no row if none has it.
+    """Return the jobs' use of this text: the `id` of the ingest job with this idempotency key. Else the `field` (`task` or
+    `key`) in which a running node or any of the newest `most` ingest jobs has it. Returns no row if there is none.
     Columns: rank, id, field."""
     fires: _PagesFires
     """Return the last instants for which a schedule of this name has fired, each with its job or run and the status of
@@ -3266,10 +3266,10 @@ class _WaitingFacts:
     """Return the first queued or asking nodes of a run, in the order of the queue, each with the number (`total`) of them all.
     Columns: id, node_id, status, prompt, child_run_id, child_status, total."""
     workers: _WaitingFactsWorkers
-    """Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
-    worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
-    `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
-    `vram` (too little GPU memory) or null, and the GPU memory that it needs: found once for all alike workers of a host.
+    """Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the worker
+    claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs. `misfits`: for
+    each of these models the GPU memory that it needs, and why a gpu worker does not claim its jobs: `model` (the worker
+    does not know it), `vram` (too little GPU memory) or null. Alike workers of a host share one answer.
     Columns: worker_id, host_label, queue, pid, state, known_models, current_model, vram_total_mb, claim, throttle, gpu_fault, off, node, ingest, misfits."""
     met: _WaitingFactsMet
     """Return which workers did not know these nodes.

@@ -115,8 +115,8 @@ class WithPolicy(Mapped[P, R]):
         """Return it with options for its next call: its step's or node's id, dependencies.
 
         `skip_if`: an output, or `output == x`, or `output != x`. The policy overrides the node's
-        own. That of a pipeline, and its `skip_if`, count for its nodes that have none. Options that
-        it has already stay, unless they are given again.
+        own. A pipeline's policy and `skip_if` apply to its nodes without their own. Options from
+        earlier calls stay, unless they are given again.
         """
         made = copy.copy(self)
         made._options = of_call(self.name, id, after, skip_if, policy, self._options)

@@ -171,7 +171,7 @@ class _Group:
             self.ways.append(1)
 
     def total(self) -> int:
-        """Return the ways to match at one place: branches with different starts are exclusive."""
+        """Return how many ways match at one place; branches with different starts are exclusive."""
         keys = {start.casefold() for start in self.starts if start is not None}
         return max(self.ways) if len(keys) == len(self.ways) else sum(self.ways)
 

@@ -142,7 +142,7 @@ def mask_values(value: Any) -> Any:
             isinstance(each, list) and len(cast("Any", each)) == 2 and isinstance(each[0], str)
             for each in listed
         ):
-            # Headers, or the items of a mapping. A list of two texts alone may be anything.
+            # Pairs of name and value, such as headers. A pair by itself is not treated as one.
             return [
                 [name, MASK if member and is_secret(name, bare_key=False) else mask_values(member)]
                 for name, member in listed

@@ -78,7 +78,7 @@ class Settings(pydantic_settings.BaseSettings):
     )
     app_header_timeout_sec: Seconds = Field(10.0, description="longest time of a request's head")
     app_max_requests: int = Field(
-        100, ge=1, le=10_000, description="requests at once, and as many to the dashboard"
+        100, ge=1, le=10_000, description="requests to the API at once, and as many for pages"
     )
     app_max_streams: int = Field(100, ge=1, le=10_000, description="long polls and streams at once")
     app_max_viewers: int = Field(

@@ -46,9 +46,9 @@ def written(text: str) -> str:
 
 
 def of_table(text: str, table: str) -> str:
-    """Return a text over `ingest_jobs` as the one over `table`.
+    """Rewrite a text about `ingest_jobs` for `table`; return it.
 
-    A line that ends in `-- nodes only` or `-- ingest only` is left out of the other one.
+    A line that ends in `-- nodes only` or `-- ingest only` is dropped for the other table.
     """
     family = "ingest" if table == JOB_TABLES[0] else "nodes"
     text = _ONLY.sub(lambda found: f"{found[1]}\n" if found[2] == family else "", text)

@@ -455,7 +455,7 @@ def check_values(request: Request) -> None:
 
 async def value_file(request: Request, found: Any, name: str) -> Response:
     """Return a JSON value, redacted, as a download."""
-    # A large value takes long, and the redactor is code of the app.
+    # On a thread, since a large value takes long, and the redactor is code of the app.
     text = await state.of(request).reads.run(lambda: display.strict_json(view.redacted(found)))
     return download(text, name)
 

@@ -23,8 +23,8 @@ SELECT place, id, same FROM queue_workflows_enqueue(%(prefix)s::text, %(jobs)s::
 
 -- name: insert_once one prepared
 -- Queue the one job of the JSON array `jobs`, as insert_batch does, and append its event `queued`, by
--- `actor`. If a job has its idempotency key, whatever its window: return that job, and whether it has
--- the same task, queue and args. Returns no row if the job is queued, under the first id of `prefix`.
+-- `actor`. Returns no row if the job is queued, under the first id of `prefix`. If another job has its
+-- idempotency key, even past its window, returns that job, and whether it has the same task, queue and args.
 WITH key_owner AS MATERIALIZED (
     SELECT j.id, j.status::text AS status,
            queue_workflows_is_lost(j.status, j.lease_expires_at) AS lost,

@@ -208,8 +208,8 @@ SELECT e.fits, e.place, e.seq, e.id, e.task_name, e.queue::text, e.status::text,
  LIMIT %(limit)s;
 
 -- name: named one
--- Return where jobs have this text: the `id` of the ingest job that holds it as idempotency key; else the `field`, `task`
--- or `key`, in which the newest `most` ingest jobs or a running node have it. Returns no row if none has it.
+-- Return the jobs' use of this text: the `id` of the ingest job with this idempotency key. Else the `field` (`task` or
+-- `key`) in which a running node or any of the newest `most` ingest jobs has it. Returns no row if there is none.
 SELECT 1 AS rank, id, 'key' AS field
   FROM ingest_jobs
  WHERE idempotency_key = %(text)s::text AND NOT idempotency_released

@@ -76,10 +76,10 @@ SELECT w.id, w.node_id, w.status, w.prompt, w.child_run_id, c.status AS child_st
  ORDER BY w.seq;
 
 -- name: workers many
--- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the
--- worker claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs.
--- `misfits`: by each of these models why the claim of a gpu worker leaves its jobs out, `model` (it does not know it),
--- `vram` (too little GPU memory) or null, and the GPU memory that it needs: found once for all alike workers of a host.
+-- Return the live workers of these queues, up to 1,000 of each. `current_model` is the model that is warm when the worker
+-- claims next, `off` the policy of the switch that is OFF for it, `node` and `ingest` its running jobs. `misfits`: for
+-- each of these models the GPU memory that it needs, and why a gpu worker does not claim its jobs: `model` (the worker
+-- does not know it), `vram` (too little GPU memory) or null. Alike workers of a host share one answer.
 WITH live AS MATERIALIZED (
     SELECT p.*
       FROM (SELECT v.*, row_number() OVER (PARTITION BY v.queue ORDER BY v.host_label, v.started_at, v.worker_id) AS place
