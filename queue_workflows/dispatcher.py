@@ -28,7 +28,7 @@ def on_node_completed(run_id: str, node_id: str) -> int:
         done = [*plan.DONE]
         if not statements.nodes.among(conn, run_id=run_id, nodes=[node_id], statuses=done):
             return 0
-    return advance.advance(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
+    return advance.plan_and_write(db.transaction, run_id, [node_id], expected=advance.is_live) or 0
 
 
 def on_node_failed(run_id: str, node_id: str) -> int:

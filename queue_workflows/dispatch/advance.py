@@ -138,7 +138,7 @@ def write(
     return count, expanding.ended
 
 
-def advance(
+def plan_and_write(
     begin: run_cache.Begin,
     run_id: str,
     finished: list[str] | None,
@@ -299,7 +299,7 @@ def _start(
     """
     run_cache.forget(run_id)
     try:
-        return advance(begin, run_id, None, expected=expected, nowait=nowait, head=head)
+        return plan_and_write(begin, run_id, None, expected=expected, nowait=nowait, head=head)
     except NEVER_RUNS as error:
         fail(begin, run_id, str(error))
         return 0

@@ -189,7 +189,7 @@ def _learn_without_lock(run_id: str, begin: run_cache.Begin, events: _Events) ->
     if not hooks.app_resolves():
         return _Done(more=True)
     closed = [event["id"] for event in events.rows if event["kind"] != "awaiting_input"]
-    count = advance.advance(
+    count = advance.plan_and_write(
         begin,
         run_id,
         events.finished,

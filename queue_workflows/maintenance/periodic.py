@@ -181,7 +181,7 @@ class PeriodicTasks:
         """
         had_s = self._database.unmissed_s()
         with self._dedicated.using() as conn:
-            sweeps.reclaim(conn, self._rows, had_s=had_s)
+            sweeps.reclaim_all_lapsed(conn, self._rows, had_s=had_s)
         self._database.note()
 
     def reclaim_lost_sessions(self) -> None:

@@ -46,7 +46,7 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
         left -= 1
         try:
             with db.statement() as conn:
-                reclaim(conn, had_s=0.0)
+                reclaim_all_lapsed(conn, had_s=0.0)
                 cancel_orphans(conn)
         except db.Error as error:
             if not left:
@@ -58,7 +58,7 @@ def recover_at_start(pause: Callable[[float], bool]) -> bool:
             return True
 
 
-def reclaim(
+def reclaim_all_lapsed(
     conn: db.Connection, rows: row_isolation.Isolation | None = None, *, had_s: float | None = None
 ) -> None:
     """Take back all jobs whose lease has lapsed, one transaction per batch.
@@ -88,7 +88,7 @@ def reclaim_lost_sessions(
 def cancel_orphans(conn: db.Connection, rows: row_isolation.Isolation | None = None) -> None:
     """Cancel the jobs that were inserted while their run ended, one transaction per batch.
 
-    `rows`: as in `reclaim`.
+    `rows`: as in `reclaim_all_lapsed`.
     """
     kept = rows or row_isolation.Isolation()
     while kept.batch(conn, ORPHANS):
@@ -138,7 +138,7 @@ def _end_stalled(begin: run_cache.Begin, run_id: str) -> None:
         return
     run_cache.forget(run_id)
     try:
-        count = advance.advance(begin, run_id, None, expected=advance.is_live)
+        count = advance.plan_and_write(begin, run_id, None, expected=advance.is_live)
     except advance.NEVER_RUNS as error:
         advance.fail(begin, run_id, str(error))
         return

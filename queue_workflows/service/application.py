@@ -68,7 +68,7 @@ def _mount_pages(made: fastapi.FastAPI, service: state.Service, known: tokens.To
 
     made.add_route(request_parts.PAGES, first)
     pages = dashboard.build(service, known)
-    made.state.link = pages.state.doors.link
+    made.state.link = pages.state.sessions.link
     made.mount(request_parts.PAGES, pages)
     mounted: Any = made.routes[-1]
     # An id may hold a line end, which the dot of the mount's pattern does not match.

@@ -204,7 +204,7 @@ class Harness:
             statements.test_clock.move(conn, by=datetime.timedelta(seconds=seconds))
         self._passed_s += seconds
         with db.statement() as conn:
-            sweeps.reclaim(conn)
+            sweeps.reclaim_all_lapsed(conn)
             sweeps.expire_inputs(conn)
 
     def advance_to(self, instant: datetime.datetime) -> None:

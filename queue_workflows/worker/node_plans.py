@@ -44,7 +44,7 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
     for place, (job, _) in enumerate(done):
         runs.setdefault(job.run_id, []).append(place)
     for places in runs.values():
-        ahead = _best_effort(functools.partial(plan, [done[at] for at in places]))
+        ahead = _best_effort(functools.partial(plan_ahead, [done[at] for at in places]))
         if ahead is not None:
             for at in places[:-1]:
                 found[at] = ahead._replace(rows=None, complete=False)
@@ -52,7 +52,7 @@ def after(done: Sequence[Done]) -> list[claims.Ahead | None]:
     return found
 
 
-def plan(done: Sequence[Done]) -> claims.Ahead | None:
+def plan_ahead(done: Sequence[Done]) -> claims.Ahead | None:
     """Return the plan after these nodes of one run, made from their results alone.
 
     Returns None if the orchestrator has to decide, for example because the results of other nodes

@@ -160,7 +160,13 @@ SWEEPS = {
     ),
     "map-worker": Sweep(WORKER, MAIN, workloads.MapRuns, ORCHESTRATOR, {}, (CLAIMING,), BEFORE),
     "map-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", workloads.MapRuns, WORKER, HOOKS, ("advance.advance",), BEFORE
+        ORCHESTRATOR,
+        "dispatch",
+        workloads.MapRuns,
+        WORKER,
+        HOOKS,
+        ("advance.plan_and_write",),
+        BEFORE,
     ),
     "mapped-runs-worker": Sweep(
         WORKER,
@@ -184,7 +190,13 @@ SWEEPS = {
         BEFORE,
     ),
     "deciding-map-orchestrator": Sweep(
-        ORCHESTRATOR, "dispatch", workloads.Deciding, WORKER, HOOKS, ("advance.advance",), BEFORE
+        ORCHESTRATOR,
+        "dispatch",
+        workloads.Deciding,
+        WORKER,
+        HOOKS,
+        ("advance.plan_and_write",),
+        BEFORE,
     ),
     "ingest": Sweep((*NOTES, *INLINE), LOOP, workloads.Notes, places=WORKING),
     "steps": Sweep(

@@ -113,7 +113,7 @@ def test_a_session_survives_a_restart_and_ends_with_its_token() -> None:
         return (await browser.open("/", follow=False)).status
 
     def cookie_name(browser: Browser) -> str:
-        return browser.app.routes[-1].app.state.doors.cookie
+        return browser.app.routes[-1].app.state.sessions.cookie
 
     assert visited(again, scope=None) == 200
     assert visited(again, scope=None, token="another-token-of-the-tests") == 303

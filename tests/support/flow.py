@@ -261,11 +261,11 @@ def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
 @contextmanager
 def unplanned() -> Generator[None]:
     """Let workers leave what follows from their nodes to a later dispatch."""
-    plan, node_plans.plan = node_plans.plan, lambda done: None
+    plan, node_plans.plan_ahead = node_plans.plan_ahead, lambda done: None
     try:
         yield
     finally:
-        node_plans.plan = plan
+        node_plans.plan_ahead = plan
 
 
 @contextmanager

@@ -60,11 +60,11 @@ def recover(*, stopped: bool = False) -> bool:
 
 def before_recovery(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """Call this before each try to recover at a start; what it raises, the try raises."""
-    reclaim = sweeps.reclaim
+    reclaim = sweeps.reclaim_all_lapsed
 
     def reclaiming(*sweep: Any, **more: Any) -> None:
         if len(sweep) == 1:
             call()
         reclaim(*sweep, **more)
 
-    patch.setattr(sweeps, "reclaim", reclaiming)
+    patch.setattr(sweeps, "reclaim_all_lapsed", reclaiming)

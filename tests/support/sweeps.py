@@ -84,7 +84,7 @@ def reclaim(conn: db.Connection, *, had_s: float | None = None) -> None:
     `had_s`: a claim that was renewed last before so many seconds ago counts no crash.
     """
     with db.statement(conn) as own:
-        maintenance_sweeps.reclaim(own, had_s=had_s)
+        maintenance_sweeps.reclaim_all_lapsed(own, had_s=had_s)
 
 
 def cancel_orphans(conn: db.Connection) -> None:

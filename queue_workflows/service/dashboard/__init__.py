@@ -54,7 +54,7 @@ def build(service: state.Service, known: tokens.Tokens) -> fastapi.FastAPI:
     """Return the application of the pages, which `serve` mounts at `/ui`."""
     made = fastapi.FastAPI(openapi_url=None, redirect_slashes=False)
     made.state.service = service
-    made.state.doors = session.Doors(known)
+    made.state.sessions = session.Sessions(known)
     made.state.posts = forms.Posts()
     made.state.pages = view.Pages()
     made.state.results, made.state.checking = {}, {}
@@ -87,8 +87,8 @@ class _Gate:
             await self._app(scope, receive, send)  # which has no websocket
             return
         request = Request(scope, receive)
-        doors: session.Doors = request.app.state.doors
-        request.state.session, request.state.answer = doors.session(request), None
+        sessions: session.Sessions = request.app.state.sessions
+        request.state.session, request.state.answer = sessions.session(request), None
         is_open = OPEN.fullmatch(scope["path"][len(scope["root_path"]) :]) is not None
         if request.state.session is not None or is_open:
             await self._app(scope, receive, send)

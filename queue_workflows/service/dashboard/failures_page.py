@@ -88,7 +88,7 @@ async def listed(request: Request, place: runs_page.Place) -> Response:
         end=found.now - until if isinstance(until, timedelta) else until or found.now,
     )  # fmt: skip
     value = f"{int((before or found.now).timestamp())}.{int(found.now.timestamp())}"
-    attributes = request.app.state.doors.attributes(request)
+    attributes = request.app.state.sessions.attributes(request)
     response.set_cookie(VISIT, value, max_age=session.LASTS_S, **attributes)
     return response
 

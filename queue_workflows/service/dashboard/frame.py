@@ -41,21 +41,21 @@ def _form(
 @router.post("/login")
 async def logged_in(request: Request) -> Response:
     """Open a session for a token or a one-time link."""
-    doors: session.Doors = request.app.state.doors
+    sessions: session.Sessions = request.app.state.sessions
     given = {name: str(text) for name, text in (await forms.fields(request)).items()}
-    if doors.must_wait(request):
+    if sessions.must_wait(request):
         return _form(request, given, "Too many wrong tries from your address: wait a minute.", 429)
     name = (endpoints.user(request) or given.get("name", "")).strip()
     if not name or len(name) > acts.MOST_ACTOR:
         text = "Enter your name: it stands beside everything that you change."
         return _form(request, given, text, 422)
-    found = doors.scope_of(request, given.get("token", "").strip(), given.get("link", ""))
+    found = sessions.scope_of(request, given.get("token", "").strip(), given.get("link", ""))
     if found is None:
         text = "This link has been used, or is over 5 minutes old: log in with a token."
         text = text if given.get("link") else "This token is not known."
         return _form(request, given | {"link": ""}, text, 403)
     answer = RedirectResponse(session.url(request, forms.local(given.get("next", ""))), 303)
-    doors.open(answer, request, found, name)
+    sessions.open(answer, request, found, name)
     return answer
 
 
@@ -64,8 +64,8 @@ async def logout(request: Request) -> Response:
     """End the session of this browser."""
     await forms.act(request, "look")
     answer = RedirectResponse(session.url(request, "/login"), 303)
-    doors: session.Doors = request.app.state.doors
-    answer.delete_cookie(doors.cookie, **doors.attributes(request))
+    sessions: session.Sessions = request.app.state.sessions
+    answer.delete_cookie(sessions.cookie, **sessions.attributes(request))
     return answer
 
 
@@ -78,7 +78,7 @@ async def choose_zone(request: Request) -> Response:
         text = f"no time zone {name[:60]!r}: a name such as Europe/Berlin, or UTC"
         raise forms.Refused(422, text)
     answer = form.done(f"Times are shown in {name}.", back=form.back)
-    more = request.app.state.doors.attributes(request) | {"httponly": False}
+    more = request.app.state.sessions.attributes(request) | {"httponly": False}
     answer.set_cookie(session.ZONE, name, max_age=365 * 86_400, **more)
     return answer
 

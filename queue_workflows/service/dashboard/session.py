@@ -97,7 +97,7 @@ def _signature(digest: bytes, kind: str, text: str) -> str:
     return hmac.new(digest, f"dashboard {kind} {text}".encode(), hashlib.sha256).hexdigest()
 
 
-class Doors:
+class Sessions:
     """Opens sessions and reads their cookies; counts wrong tries.
 
     A cookie is an HMAC over scope, name and time with a key from the token. So it survives a
