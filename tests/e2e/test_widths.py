@@ -24,10 +24,10 @@ SEEN = {
         ("run/task_call.py", "run"),
     },
     "run": {
-        ("dispatch/advance.py", "advance"),  # in the orchestrator
+        ("dispatch/advance.py", "plan_and_write"),  # in the orchestrator
         ("worker/queue_state.py", "claim"),
         ("run/task_call.py", "run"),
-        ("worker/node_plans.py", "plan"),  # in the worker
+        ("worker/node_plans.py", "plan_ahead"),  # in the worker
     },
     "off": {("run/launcher.py", "_reap"), ("claim/record.py", "hand_back")},
     "lost-lease": {("claim/recovery.py", "reclaim_lapsed")},
