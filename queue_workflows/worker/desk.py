@@ -179,10 +179,9 @@ class Desk:
     def next(self) -> link.Request | None:
         """Return the next request of the claiming connection, or None."""
         now = self.now()
-        if self._retry_at < math.inf:
-            if now < self._retry_at:
-                return None
-            self._retry_at = math.inf
+        if now < self._retry_at < math.inf:
+            return None
+        self._retry_at = math.inf
         for own in self.queues:
             if now >= own.unsure_at:
                 own.unsure, own.unsure_at = True, math.inf
@@ -267,11 +266,10 @@ class Desk:
 
     def begin(self) -> bool:
         """Claim from now on; return whether the worker could not claim before."""
-        if self._is_known:
-            return False
-        self._is_known = True
-        self.look()
-        return True
+        was_known, self._is_known = self._is_known, True
+        if not was_known:
+            self.look()
+        return not was_known
 
     def look(self, *, promote: bool = False) -> None:
         """Let each queue claim again; with `promote`, first admit jobs that have become due."""
@@ -887,19 +885,17 @@ def _record(job: claimed_job.ClaimedJob, outcome: outcomes.Outcome) -> db.Script
         if error.sqlstate == LOCKED or may_pass(error):
             raise
         failed = outcomes.of_error(error, outcome.seconds, f"recording job {job.id}")
-    else:
-        return COMPLETED
-    return (yield from record.end(job.lease, failed))
+        return (yield from record.end(job.lease, failed))
+    return COMPLETED
 
 
 def _give_up(job: claimed_job.ClaimedJob, why: str, error: Exception) -> db.Script[bool]:
     """Fail a job whose outcome cannot be stored; if that fails too, count a crash."""
-    text = payload.error_text(why)
-    ended, table = None, job.queue.table
+    text, lease, ended = payload.error_text(why), job.lease, None
     if row_isolation.is_about_data(error):
-        ended = yield from row_isolation.set_aside(table, job.id, error=text, lease=job.lease)
+        ended = yield from row_isolation.set_aside(lease.table, job.id, error=text, lease=lease)
     if ended is None:
-        yield from recovery.charge(job.lease, evidence=text)
+        yield from recovery.charge(lease, evidence=text)
     return True
 
 

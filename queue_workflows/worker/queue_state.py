@@ -180,13 +180,10 @@ class Queue:
         if self.shape.gpu:
             policy = config.gpu_claim_policy()
             who = who._replace(model=self.model, models=self.models, policy=policy)
+        plans: Sequence[claims.Ahead | None] = [None] * len(done)
         if done and self.table.in_run:
             yield from node_plans.learned(done)
-            plans: Sequence[claims.Ahead | None] = node_plans.after(done)
-        else:
-            plans = [None] * len(done)
-        ended = [
-            claims.Done(job.lease, outcome, ahead)
-            for (job, outcome), ahead in zip(done, plans, strict=True)
-        ]
+            plans = node_plans.after(done)
+        pairs = zip(done, plans, strict=True)
+        ended = [claims.Done(job.lease, outcome, ahead) for (job, outcome), ahead in pairs]
         return (yield from claims.claim(self.table, who, count=count, done=ended, **how))
