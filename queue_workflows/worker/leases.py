@@ -77,6 +77,7 @@ class Leases:
         hold: Callable[[float], object],
         ring: Callable[[], object],
         report: Callable[[], JsonDict],
+        wake_at: Callable[[float], object] = _ignore,
         models: gpu_models.GpuModels | None = None,
         is_own_policy: Callable[[str], bool] = lambda _: False,
         run_policy: Callable[[queue_state.Queue, str | None], object] = _ignore,
@@ -84,7 +85,7 @@ class Leases:
     ) -> None:
         self._desk, self._logs, self._models = desk_, logs, models
         self._hold, self._held_until = hold, -math.inf
-        self._ring, self._report, self._now = ring, report, now_fn
+        self._ring, self._report, self._wake_at, self._now = ring, report, wake_at, now_fn
         self._is_own_policy, self._run_policy = is_own_policy, run_policy
         self.locked = False
         """Whether this session holds the advisory lock that shows that the worker lives."""
@@ -116,7 +117,7 @@ class Leases:
         moves_at = self._held_until - own.queues[0].who.lease_s / 3
         if now >= moves_at and self._safe_until(now) > self._held_until:
             self._keep_hold(now)
-        return max(now + 0.05, min(due, moves_at))
+        return max(now + 0.05, min(due if due > now else math.inf, moves_at))
 
     def renew_now(self) -> None:
         """Renew, and poll for cancels and switches, at once."""
@@ -157,6 +158,7 @@ class Leases:
     def next(self) -> link.Request | None:
         """Return the next request of the second connection, or None."""
         now = self._now()
+        self._wake_at(now + 0.05)  # then `tick` returns when the next statement is due
         if self._leaving:
             return self._store_logs() or (None if self.left else self._stop())
         if now >= self._renew_at and (found := self._renew(now)) is not None:

@@ -133,6 +133,7 @@ class Worker:
             hold=holder.hold if holder else lambda _: None,
             ring=renewing.ring,
             report=self._report,
+            wake_at=loop.wake_at,
             models=self._models,
             is_own_policy=self._is_own_policy,
             run_policy=self._run_policy,

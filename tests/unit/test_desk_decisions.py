@@ -860,6 +860,17 @@ def test_renewals_that_take_long_leave_time_to_read_a_switch() -> None:
     assert next(following.script).text == statements.controls.off_policy.text
 
 
+def test_a_worker_without_a_database_sleeps_until_a_time_that_does_not_depend_on_it() -> None:
+    world = World()
+    woken: list[float] = []
+    world.leases._wake_at = woken.append
+    world.leases.tick(world.now)
+    assert world.leases.tick(world.now) > world.now + 1.0
+    assert woken == []
+    world.leases.next()
+    assert world.now < woken[0] < world.now + 1.0, "the database is back"
+
+
 def test_a_cursor_that_the_database_refuses_keeps_no_other_from_being_stored() -> None:
     world = World(slots=2)
     while (request := world.leases.next()) is not None:
