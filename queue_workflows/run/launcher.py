@@ -174,18 +174,22 @@ class Launcher:
         ours.setblocking(False)
         return ours
 
-    def hold(self, until: float | None) -> None:
-        """Let it kill all executors at this time (`clock.boot_s`); another call replaces it."""
-        with contextlib.suppress(OSError):  # another call follows soon
-            self._say({"hold": until})
+    def hold(self, until: float | None) -> bool:
+        """Let it kill all executors at this time (`clock.boot_s`), as replaced by the next call.
+
+        Returns whether it was told.
+        """
+        return self._tell({"hold": until})
 
     def kill(self, pid: int, signum: int) -> bool:
         """Let it send a signal to an executor and its process group; return whether it was told."""
-        try:
-            self._say({"kill": pid, "signal": signum})
-        except OSError:
-            return False
-        return True
+        return self._tell({"kill": pid, "signal": signum})
+
+    def _tell(self, packet: dict[str, Any]) -> bool:
+        with contextlib.suppress(OSError):
+            self._say(packet)
+            return True
+        return False
 
     def _say(self, packet: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a packet. Raises OSError if the launcher has ended, which `receive` notices, too.

@@ -60,13 +60,14 @@ class InlineExecutors(executors.Executors):
             self._budget_timer.set(min(limits) + LATE_S if limits else None)
         super().start(job)
 
-    def hold(self, until: float, *, starts: bool = False) -> None:
-        """Let the kernel end the process when its leases end (`clock.boot_s`).
+    def hold(self, until: float, *, starts: bool = False) -> bool:
+        """Let the kernel end the process when its leases end (`clock.boot_s`); return True.
 
         It has no effect while no job runs, unless one is about to start (`starts`).
         """
         if self._timed and (self.place.jobs or starts):
             self._lease_timer.set(until)
+        return True
 
     def kill(self, place: executors.Executor, signum: int, why: str) -> None:
         """Report the handler as dead, since the process exits once that is recorded."""

@@ -63,7 +63,8 @@ def _request(
 class Leases:
     """The statements of a worker's second connection, as a `db.link.Source`.
 
-    `hold` moves the deadline at which the launcher kills the executors of a silent worker.
+    `hold` moves the deadline at which the launcher kills the executors of a silent worker, and
+    returns False if it could not, which is then tried again.
     `report` returns the detail of the worker rows, except for their jobs. `is_own_policy` returns
     whether the app defines a stop policy. `run_policy` is called at each switch of a queue with the
     policy of the app to run, or None; it ends one that runs because of an earlier switch.
@@ -74,7 +75,7 @@ class Leases:
         desk_: desk.Desk,
         logs: job_logs.JobLogs,
         *,
-        hold: Callable[[float], object],
+        hold: Callable[[float], bool],
         ring: Callable[[], object],
         report: Callable[[], JsonDict],
         wake_at: Callable[[float], object] = _ignore,
@@ -250,8 +251,8 @@ class Leases:
 
     def _keep_hold(self, now: float) -> None:
         """Set the deadline at which the launcher kills all executors if this process hangs."""
-        self._held_until = self._safe_until(now)
-        self._hold(self._held_until)
+        if self._hold(until := self._safe_until(now)):
+            self._held_until = until
 
     def _safe_until(self, now: float) -> float:
         """Return the time before which no job's lease ends, even without any further renewal."""

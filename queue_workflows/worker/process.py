@@ -130,7 +130,7 @@ class Worker:
         self._leases = leases.Leases(
             self._desk,
             logs,
-            hold=holder.hold if holder else lambda _: None,
+            hold=holder.hold if holder else lambda _: True,
             ring=renewing.ring,
             report=self._report,
             wake_at=loop.wake_at,

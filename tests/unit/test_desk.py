@@ -433,8 +433,9 @@ class Worker(RuleBasedStateMachine):
     def clock(self) -> float:
         return self.data.now
 
-    def move(self, until: float) -> None:
+    def move(self, until: float) -> bool:
         self.hold = until
+        return True
 
     def report(self) -> JsonDict:
         return {"columns": {}}

@@ -104,7 +104,7 @@ class World:
         self.queue = queue_state.Queue(who, shape, runner)
         self.desk.queues.append(self.queue)
         self.leases = leases.Leases(
-            self.desk, logs, hold=lambda _: None, ring=lambda: None, report=lambda: {"columns": {}},
+            self.desk, logs, hold=lambda _: True, ring=lambda: None, report=lambda: {"columns": {}},
             now_fn=lambda: self.now,
         )  # fmt: skip
 
@@ -869,6 +869,22 @@ def test_a_worker_without_a_database_sleeps_until_a_time_that_does_not_depend_on
     assert woken == []
     world.leases.next()
     assert world.now < woken[0] < world.now + 1.0, "the database is back"
+
+
+def test_a_deadline_of_the_executors_that_could_not_be_sent_is_sent_again_at_once() -> None:
+    """The launcher may have too many packets to read. The deadline that it knows is earlier."""
+    world = World()
+    world.claim("a")
+    sent: list[float] = []
+    refuses = [True, True, False]
+    world.leases._hold = lambda until: not (sent.append(until) or refuses[len(sent) - 1])
+    world.renew(a={})
+    for _ in range(2):
+        at = world.leases.tick(world.now)
+        assert at < world.now + 1.0
+        world.now = at
+    world.leases.tick(world.now)
+    assert sent == [sent[0]] * 3
 
 
 def test_a_cursor_that_the_database_refuses_keeps_no_other_from_being_stored() -> None:
