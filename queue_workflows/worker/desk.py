@@ -140,7 +140,7 @@ class Desk:
         """The jobs whose next write has failed for now, the first to be tried again first, and
         whether its own row may be the cause, as another session has locked it or it is slow."""
         self._aside_at = 0.0
-        """When a write of these jobs is tried again. As a try may take long, other statements then
+        """When a write of these jobs is tried again. As a try may take long, any other statements
         get as much time before the next one."""
         self._retry_at, self._retry_s = math.inf, RETRY_FIRST_S
         self._logged = ""
@@ -243,7 +243,9 @@ class Desk:
         self._aside.pop(job, None)
         self._aside[job] = by_row
         if (now := self.now()) >= self._aside_at:
-            self._aside_at = now + max(ASIDE_S, now - sent)
+            others = not self.stopping or any(own.done for own in self.queues)
+            others = others or any(each.job not in self._aside for each in self._writes)
+            self._aside_at = now + max(ASIDE_S, others * (now - sent))
         self._wake_at(self._aside_at)
         if self._lone is not None:
             self.start(self._lone.queue)

@@ -994,6 +994,22 @@ def test_a_worker_that_stops_records_results_before_it_hands_back_what_waits() -
     assert world.write()["jobs"] == ["d"]
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside another job"])
+def test_a_worker_that_stops_waits_after_a_slow_write_only_if_it_has_others(other: bool) -> None:
+    """Else it could reach the time of its exit before it tries the last write again."""
+    world = World(slots=2)
+    world.claim("slow", "other")
+    for name in ["slow", "other"][: 1 + other]:
+        world.ended(name, outcomes.Outcome("failed", 0.001))
+    world.desk.stop(60.0)
+    request = world.request()
+    world.now += 5.0
+    request.refused(psycopg.errors.QueryCanceled())
+    world.later(desk.ASIDE_S)
+    assert world.write()["job"] == ("other" if other else "slow")
+    assert world.desk.next() is None
+
+
 def test_an_exit_that_was_decided_is_not_put_off_by_a_second_decision() -> None:
     world = World()
     world.desk.leave(exit_codes.CONTROL)
