@@ -260,12 +260,6 @@ class Desk:
             if own.table.ready_channel == channel and own.who.queue == text:
                 own.may_claim = True
 
-    def connected(self) -> None:
-        """Let each queue claim, since notifications sent without a connection are lost."""
-        self.look()
-
-    disconnected = connected
-
     def begin(self) -> bool:
         """Claim from now on; return whether the worker could not claim before."""
         was_known, self._is_known = self._is_known, True
@@ -279,6 +273,8 @@ class Desk:
             own.may_claim = True
             own.promote |= promote
         self._ring()
+
+    connected = disconnected = look  # notifications sent without a connection are lost
 
     # --- Claims and completed jobs.
 
@@ -359,8 +355,7 @@ class Desk:
             before = own.jobs.setdefault(job.id, job)
             if before is not job:
                 # The lease of the earlier claim has lapsed unnoticed. Its handler may still run.
-                if before.end is None and not before.is_over:
-                    self.lose(before)
+                self.lose(before)
                 why_not = "an earlier claim of it has not ended in this worker"
                 self.hand_back(job, why_not, after_s=TERM_S)  # else it is claimed again at once
             elif why:
@@ -627,13 +622,12 @@ class Desk:
         if event_type == "model_load_done" and elapsed_s is not None:
             self._models.learn(job.model, elapsed_s)
 
-        def answered(error: Exception | None) -> None:
-            if error is not None:
-                text = "job %s: its event %s is not recorded: %s"
-                _log.warning(text, job.id, event_type, error, extra=job.ids)
+        def refused(error: Exception) -> None:
+            text = "job %s: its event %s is not recorded: %s"
+            _log.warning(text, job.id, event_type, error, extra=job.ids)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, answered, answered, job))
+        self._write(Write(make, lambda _: None, refused, job))
 
     def model(self, model: JsonDict) -> None:
         """Note the model that the executor of a GPU reports."""
@@ -698,8 +692,9 @@ class Desk:
 
     def lose(self, job: claimed_job.ClaimedJob) -> None:
         """Stop a job whose claim is lost, since another worker may run it already."""
-        at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
-        self.decide(job, "the claim was lost", None, code=exit_codes.LOST, now=at_once)
+        if job.end is None:
+            at_once = job.place is None or not job.place.shared or len(job.place.jobs) == 1
+            self.decide(job, "the claim was lost", None, code=exit_codes.LOST, now=at_once)
 
     def cancel(self, job: claimed_job.ClaimedJob) -> None:
         """Ask the handler of a cancelled job to end within CANCEL_GRACE_S."""

@@ -237,8 +237,7 @@ class Leases:
                 continue
             row = found.get((job.id, job.lease.claim_no))
             if row is None:
-                if job.end is None and not job.is_over:
-                    self._desk.lose(job)
+                self._desk.lose(job)
                 continue
             if row.renewed:
                 job.lease_end.beat(sent)

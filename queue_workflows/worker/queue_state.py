@@ -151,17 +151,15 @@ class Queue:
         if not (self.may_claim and self.looks and self.runner.accepts):
             return 0, False
         self.runner.queues = False  # so `room` does not count places to wait in an executor
-        room, held = self.runner.room, self.jobs.values()
+        room, held, ahead = self.runner.room, self.jobs.values(), 0
         free = max(0, room - len(self.waiting))
         if self.by_row:
             return int(free > 0 and not records), False
         # A job that has killed a process before may kill this one, and the jobs that wait with it.
         if records and not any(job.crash_count or job.lapse_count for job in held):
             waiting = sum(not job.has_started for job in held)
-            ahead = self.window.ahead - max(0, waiting - room)
-            if ahead > 0:
-                return min(self.most, free + ahead), True
-        return min(self.most, free), False
+            ahead = max(0, self.window.ahead - max(0, waiting - room))
+        return min(self.most, free + ahead), ahead > 0
 
     # --- Statements.
 
