@@ -59,6 +59,8 @@ INPUT_PREFIX: Final = "__input__"
 MOST: Final = 500
 """The most results that one statement records. While so many jobs are set aside, the worker claims
 none, since the lock of one session, for example, may prevent that any result is recorded."""
+FEW: Final = 5
+"""Fewer than FEW squared results that cannot be recorded together are recorded one by one."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
 TIMED_OUT: Final = "57014"
@@ -279,7 +281,7 @@ class Desk:
     # --- Claims and completed jobs.
 
     def _record_and_claim(self, own: queue_state.Queue, now: float) -> link.Request | None:
-        done = own.done[: 1 if own.shape.gpu else MOST]
+        done = own.done[: 1 if own.shape.gpu else min(MOST, own.together)]
         count, ahead = 0, False
         measured = self._models is None or self._models.may_claim
         halted = self.stopping or self.throttled or self._lone or len(self._aside) >= MOST
@@ -314,6 +316,7 @@ class Desk:
         if done:
             own.window.stated(now - own.asked)
             del own.done[: len(done)]
+            own.together += 1
             for job, _ in done:
                 self._forget(job, completed=True)
         jobs, wait = list[claimed_job.ClaimedJob](), claims.Wait()
@@ -378,8 +381,11 @@ class Desk:
         state = _sqlstate(error)
         own.most = max(1, count // 2) if count and state == TIMED_OUT else own.most
         apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
-        if done and apart:
-            self._record_apart(own, done)  # one result is refused, or they take too long together
+        if done and apart:  # one result is refused, or they take too long together
+            if (root := math.isqrt(len(done))) >= FEW:
+                own.together = root
+            else:
+                self._record_apart(own, done)
         elif state == LOCKED:
             own.may_claim, own.promote = False, True  # until the next poll
         elif not by_row and not done and row_isolation.is_about_rows(error):

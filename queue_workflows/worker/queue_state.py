@@ -118,8 +118,10 @@ class Queue:
         self.may_claim = self.promote = True
         self.left = math.inf
         """How many more jobs it may claim."""
-        self.most = 1 << 30
-        """The most jobs of one claim. One that took too long halves it; then it grows by one."""
+        self.most = self.together = 1 << 30
+        """The most jobs that one statement claims, and the most results that it records. A claim
+        that took too long halves the first. A record that failed leaves the root of the number of
+        its results as the second, so that few more fail. Then each grows by one."""
         self.claiming = False
         """Whether a claim waits for its reply."""
         self.asked = 0.0

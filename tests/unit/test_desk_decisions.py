@@ -256,6 +256,25 @@ def test_results_whose_record_takes_too_long_are_recorded_apart() -> None:
     assert world.to_write == ["a", "b", "c"]
 
 
+def test_one_of_many_results_that_is_locked_lets_the_others_be_recorded_in_few_statements() -> None:
+    names = [f"j{number}" for number in range(100)]
+    world = World(slots=len(names))
+    world.claim(*names)
+    for name in names:
+        world.ended(name)
+    world.desk.stop(60.0)
+    recorded: list[list[str]] = []
+    while [*world.queue.jobs] != ["j57"]:
+        request = world.request()
+        recorded.append(recorded_by(request))
+        if "j57" in recorded[-1]:
+            request.refused(refused(desk.LOCKED))
+        else:
+            request.done([])
+    assert len(recorded) < 30
+    assert sum("j57" in each for each in recorded) == 3
+
+
 def test_an_error_that_a_trigger_raises_is_of_a_result_and_does_not_pass() -> None:
     """Its SQLSTATE may be that of a server which is not ready."""
     world = World(slots=2)
