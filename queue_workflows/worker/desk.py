@@ -135,9 +135,9 @@ class Desk:
         self._writes: deque[Write] = deque()
         """All other writes than claims and records of completed jobs, sent one by one."""
         self._wrote = False
-        """Whether the last statement was one of these, but no end of a job. Then claims and records
-        come first, since a few handlers that record one step after the other never stop writing.
-        Records come first, too, while the worker stops and hands many jobs back."""
+        """Whether the last statement was one of these that frees no slot, such as a step or a job
+        that waited and is handed back. Then claims and records come first, since these writes may
+        be many or never end. Records come first, too, while the worker stops."""
         self._aside: dict[claimed_job.ClaimedJob, bool] = {}
         """The jobs whose next write has failed for now, the first to be tried again first, and
         whether its own row may be the cause, as another session has locked it or it is slow."""
@@ -197,7 +197,7 @@ class Desk:
                 return found
         if write is None:
             return None
-        self._wrote = not write.ends
+        self._wrote = not (write.ends and write.job.has_started)
         return self._request(write, now)
 
     def _due_write(self, now: float) -> Write | None:

@@ -723,6 +723,20 @@ def test_a_job_that_waits_too_long_goes_back_and_none_is_claimed_ahead_after_it(
     assert world.queue.window.ahead == 0
 
 
+def test_jobs_that_are_handed_back_since_they_waited_keep_no_slot_free() -> None:
+    world = World()
+    world.claim(*"abcd")
+    world.later(claimed_job.WAIT_S)
+    assert world.to_write == ["b", "c", "d"]
+    world.ended("a")
+    assert world.write()["jobs"] == ["b"]
+    request = world.request()
+    assert recorded_by(request) == ["a"]
+    request.done(world.rows("b", claim_no=2))
+    assert world.job("b").place is not None
+    assert world.to_write == ["c", "d"]
+
+
 def test_a_job_that_was_claimed_ahead_starts_even_if_its_claim_took_long() -> None:
     """Else a worker whose statements take long would hand back whatever it claims ahead."""
     world = World()
