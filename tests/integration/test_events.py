@@ -212,6 +212,24 @@ def test_the_first_of_several_waits_brings_a_job_back(conn: db.Connection) -> No
     assert 0 < factories.one(conn, left) <= 60
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_an_event_during_the_end_of_an_attempt_with_several_waits_is_not_missed(
+    conn: db.Connection, is_noted: bool
+) -> None:
+    held = transitions.claimed(conn, "ingest")
+    for event in ("approved", None):
+        assert transitions.begin_wait(conn, held, event) == "waiting"
+    if is_noted:
+        events.send("approved")
+        transitions.suspend(conn, held)
+    else:
+        with db.connect() as own, own.transaction():
+            own.execute("SELECT FROM job_steps WHERE kind = 'event' FOR UPDATE")
+            transitions.suspend(conn, held)
+    soon = "SELECT resume_at < now() + interval '2 seconds' FROM ingest_jobs"
+    assert factories.one(conn, soon)
+
+
 def test_a_wait_without_an_end_is_looked_at_after_a_year(conn: db.Connection) -> None:
     held = transitions.claimed(conn, "ingest")
     transitions.begin_wait(conn, held, "approved", None)

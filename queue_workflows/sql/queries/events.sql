@@ -82,12 +82,17 @@ SELECT CASE WHEN found.state = 'done' THEN 'done'
 -- workers of its host may claim it for `keep_s`, unless it has to wait for a lock key or a partition.
 -- If the job must end, it is cancelled instead. Returns no row if the claim is lost.
 WITH waits AS MATERIALIZED (
-    SELECT CASE WHEN s.kind = 'event' AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key)
-                THEN now() ELSE s.due_at END AS due_at
+    SELECT s.id, CASE WHEN s.kind = 'event' AND EXISTS (SELECT FROM events e WHERE e.name = s.name AND e.key = s.key)
+                      THEN now() ELSE s.due_at END AS due_at
       FROM job_steps s
      WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s
        AND s.state = 'waiting'
        FOR UPDATE SKIP LOCKED),
+ended AS MATERIALIZED (
+    -- Another transaction has noted the event, or is about to: then no other wait may delay the job.
+    SELECT FROM job_steps s
+     WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s
+       AND s.kind = 'event' AND s.state <> 'done' AND s.id <> ALL (ARRAY(SELECT w.id FROM waits w))),
 done AS (
     UPDATE ingest_jobs j
        SET (status, finished_at, available_at, resume_host, resume_at, resume_until) = (
@@ -100,7 +105,7 @@ done AS (
                  FROM queue_workflows_must_end(j) AS must_end
                 CROSS JOIN (
                       SELECT nullif(greatest(least(coalesce(
-                                 min(coalesce(due_at, '9999-01-01')),
+                                 CASE WHEN NOT EXISTS (SELECT FROM ended) THEN min(coalesce(due_at, '9999-01-01')) END,
                                  now() + interval '1 second'),
                                  now() + %(longest_s)s::float8 * interval '1 second'), now()),
                                  now()) AS at
