@@ -581,6 +581,21 @@ def test_a_pause_fires_nothing_also_afterwards(db: ModuleType):
     assert fires() == [("s", 125, None)]
 
 
+def test_a_resume_beside_a_scheduler_that_has_read_the_clock_fires_nothing_of_the_pause(
+    db: ModuleType,
+):
+    clock = Clock(TEN)
+    ticker = put(clock, hourly(overlap="allow"))
+    after(ticker, clock, 5)
+    schedules.pause("s")
+    after(ticker, clock, 66)
+    schedules.resume("s")
+    with db.connection() as conn:
+        conn.execute("UPDATE schedules SET changed_at = %s", (clock.now + MINUTE / 100,))
+    after(ticker, clock, 66, 125)
+    assert fires() == [("s", 5, None), ("s", 125, None)]
+
+
 def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_changes(db: ModuleType):
     clock = Clock(TEN)
     put(clock, hourly("a"), hourly("b"))
