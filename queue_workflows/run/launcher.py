@@ -175,10 +175,7 @@ class Launcher:
         return ours
 
     def hold(self, until: float | None) -> bool:
-        """Let it kill all executors at this time (`clock.boot_s`), as replaced by the next call.
-
-        Returns whether it was told.
-        """
+        """Set or replace the time when it kills all executors; return whether it was told."""
         return self._tell({"hold": until})
 
     def kill(self, pid: int, signum: int) -> bool:

@@ -334,17 +334,11 @@ class Leases:
             detail = {"lease_s": who.lease_s, "lock": self.locked, "claim": claim, **shown}
             try:
                 yield from statements.workers.report.script(
-                    worker_id=who.worker_id,
-                    host_label=who.host,
-                    queue=who.queue,
-                    pid=os.getpid(),
+                    worker_id=who.worker_id, host_label=who.host, queue=who.queue, pid=os.getpid(),
                     state="busy" if ids else "throttled" if self._desk.throttled else "idle",
-                    job_ids=ids,
-                    detail=payload.encode(detail, "detail"),
-                    obey=who.obey,
-                    concurrency=own.shape.slots,
-                    **columns,
-                )
+                    job_ids=ids, detail=payload.encode(detail, "detail"), obey=who.obey,
+                    concurrency=own.shape.slots, **columns,
+                )  # fmt: skip
             except db.Error as error:
                 if error.sqlstate != desk.LOCKED:
                     raise
@@ -356,11 +350,9 @@ class Leases:
                 yield from statements.workers.stop.script(worker=who.worker_id)
                 if self._desk.exit_code:
                     yield from statements.workers.clear_heartbeat.script(
-                        host=who.host,
-                        queue=who.queue,
-                        gone=who.worker_id,
+                        host=who.host, queue=who.queue, gone=who.worker_id,
                         live_s=config.STALE_WORKER_AFTER_S.read(),
-                    )
+                    )  # fmt: skip
 
         def left(*_: object) -> None:
             self.left = True
