@@ -192,31 +192,33 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
 
     One transaction. First admits the jobs that have become due, or that are kept for the host, as
     one of them may have raised. Then tries the first 100 jobs in order, each in a savepoint. Moves
-    jobs that raise aside, and logs for each a warning with the command that removes it.
+    jobs that raise aside, and logs for each a warning with the command that removes it. If one
+    takes too long, tries no other, postpones it, and raises its error after the commit.
     """
-    claimed: list[Any] = []
-    refused: dict[str, db.Error] = {}
-    given: dict[str, Any] = {
-        "worker": who.worker_id, "host": who.host, "queue": who.queue, "obey": who.obey,
-        "models": who.models, "versions": who.versions,
-    }  # fmt: skip
-    yield db.BEGIN
-    delayed = yield from statements.claim_isolation.delayed[table.name].script(**given)
+    claimed, slow, refused = list[Any](), list[db.Error](), dict[str, db.Error]()
+    given = who._asdict() | {"worker": who.worker_id}
+
+    def tried(job: str, change: db.Script[list[Any]]) -> db.Script[list[Any]]:
+        found = [] if slow else (yield from row_isolation.attempted(change, or_slow=True))
+        if not isinstance(found, db.Error):
+            return found
+        refused[job] = found
+        if found.sqlstate == row_isolation.TIMED_OUT:
+            slow.append(found)
+        return []
+
     promote = statements.promotion.promote_jobs[table.name]
-    for job in delayed:
-        found = yield from row_isolation.attempted(promote.script(ids=[job]))
-        if isinstance(found, db.Error):
-            refused[job] = found
+    yield db.BEGIN
+    for job in (yield from statements.claim_isolation.delayed[table.name].script(**given)):
+        yield from tried(job, promote.script(ids=[job]))
     for job in (yield from statements.claim_isolation.claimable[table.name].script(**given)):
-        found = yield from row_isolation.attempted(claim(table, who, only=job))
-        if isinstance(found, db.Error):
-            refused[job] = found
-        elif found:
-            claimed = found
+        if claimed := (yield from tried(job, claim(table, who, only=job))):
             break
     for job, error in refused.items():
         yield from _move_aside(table, job, error, may_pass=not claimed)
     yield db.COMMIT
+    if slow:
+        raise slow[0]
     return claimed
 
 

@@ -5,6 +5,7 @@ Its length: all ends of a claim, by an outcome, a guard or a stopping worker, ar
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -273,13 +274,9 @@ def hand_back_all(leases: Sequence[job_tables.Lease], *, reason: str) -> db.Scri
     """
     if not leases:
         return []
-    return (
-        yield from row_isolation.change_all(
-            _hand_back(leases, {"reason": reason}),
-            leases,
-            lambda lease: hand_back(lease, reason=reason),
-        )
-    )
+    change = _hand_back(leases, {"reason": reason})
+    one = functools.partial(hand_back, reason=reason)
+    return (yield from row_isolation.change_all(change, leases, one))
 
 
 def release_strays(

@@ -34,6 +34,8 @@ PICKED = 1000
 """How many rows one batch picks."""
 BUSY = frozenset({"55P03", "40P01", "40001"})
 """SQLSTATEs of a row that another transaction locks: not available, deadlock, serialization."""
+TIMED_OUT = "57014"
+"""SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
 SERVER = ("08", "25", "53", "57P")
 """SQLSTATE classes of a server that fails: connection, read-only, resources, shutdown."""
 SYSTEMIC = frozenset(
@@ -295,16 +297,17 @@ def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
 # --- Rows that scripts change.
 
 
-def attempted(script: db.Script[T]) -> db.Script[T | db.Error]:
+def attempted(script: db.Script[T], *, or_slow: bool = False) -> db.Script[T | db.Error]:
     """Run a script in a transaction or savepoint of its own; return its error if a row caused it.
 
-    After an error that transaction is rolled back. Any other error is raised.
+    After an error that transaction is rolled back. Any other error is raised. With `or_slow`, a
+    row is also the cause if a statement took too long.
     """
     yield db.BEGIN
     try:
         found = yield from script
     except db.Error as error:
-        if not is_about_rows(error):
+        if not (is_about_rows(error) or (or_slow and error.sqlstate == TIMED_OUT)):
             raise
         yield db.ROLLBACK
         return error

@@ -175,7 +175,7 @@ class Launcher:
         return ours
 
     def hold(self, until: float | None) -> bool:
-        """Set or replace the time when it kills all executors; return whether it was told."""
+        """Set when it kills all executors (`clock.boot_s`); return whether it was told."""
         return self._tell({"hold": until})
 
     def kill(self, pid: int, signum: int) -> bool:

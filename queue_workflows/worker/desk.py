@@ -63,8 +63,6 @@ FEW: Final = 5
 """Fewer than FEW squared results that cannot be recorded together are recorded one by one."""
 LOCKED: Final = "55P03"
 """SQLSTATE of a statement that did not get its locks within `pool.LOOP_LOCK_S`."""
-TIMED_OUT: Final = "57014"
-"""SQLSTATE of a statement that took longer than `pool.STATEMENT_TIMEOUT_S`."""
 SHORTEST_S: Final = 0.001
 """The shortest time limit that can be enforced, since the loop's timer counts milliseconds."""
 COMPLETED: Final = "completed"
@@ -225,12 +223,12 @@ class Desk:
 
         def refused(error: Exception) -> None:
             state = _sqlstate(error)
-            write.job.timeouts += state == TIMED_OUT
-            is_slow = state == TIMED_OUT and write.job.timeouts >= TIMEOUTS
+            write.job.timeouts += state == row_isolation.TIMED_OUT
+            is_slow = state == row_isolation.TIMED_OUT and write.job.timeouts >= TIMEOUTS
             if state == LOCKED or (may_pass(error) and not is_slow):
-                self._set_aside(write.job, now, by_row=state in (LOCKED, TIMED_OUT))
+                self._set_aside(write.job, now, by_row=state in (LOCKED, row_isolation.TIMED_OUT))
                 what = f"a statement about job {write.job.id}"
-                if state == TIMED_OUT:
+                if state == row_isolation.TIMED_OUT:
                     self._log_wait(error, what)  # other statements are sent at once
                 elif state != LOCKED:
                     self._retry_later(error, what)
@@ -379,8 +377,10 @@ class Desk:
         own.may_claim |= count > 0
         self._answered(own)
         state = _sqlstate(error)
-        own.most = max(1, count // 2) if count and state == TIMED_OUT else own.most
-        apart = state in (LOCKED, claims.CLAIM_LOST, TIMED_OUT) or not may_pass(error)
+        is_slow = state == row_isolation.TIMED_OUT
+        own.most = max(1, count // 2) if count and is_slow else own.most
+        of_row = (is_slow and count == 1) or row_isolation.is_about_rows(error)
+        apart = is_slow or state in (LOCKED, claims.CLAIM_LOST) or not may_pass(error)
         if done and apart:  # one result is refused, or they take too long together
             if (root := math.isqrt(len(done))) >= FEW:
                 own.together = root
@@ -388,7 +388,7 @@ class Desk:
                 self._record_apart(own, done)
         elif state == LOCKED:
             own.may_claim, own.promote = False, True  # until the next poll
-        elif not by_row and not done and row_isolation.is_about_rows(error):
+        elif of_row and not by_row and not done:
             own.by_row = True
         else:
             self._retry_later(error)

@@ -403,7 +403,7 @@ def _renewals(held: Held, reports: Reports, now_fn: NowFn) -> db.Script[list[cla
 
 def _is_of_rows(error: db.Error) -> bool:
     """Return whether a row may be the reason that a statement about many rows has failed."""
-    is_slow = error.sqlstate == desk.TIMED_OUT
+    is_slow = error.sqlstate == row_isolation.TIMED_OUT
     return is_slow or row_isolation.is_busy(error) or row_isolation.is_about_rows(error)
 
 

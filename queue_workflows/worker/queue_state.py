@@ -133,7 +133,7 @@ class Queue:
         self.unsure_at = math.inf
         """When to look for its jobs again, as the server may have run the statement until then."""
         self.by_row = False
-        """Whether the next claim tries row by row, since a row makes the usual claim fail."""
+        """Whether the next claim tries row by row, as a row makes the usual claim fail or slow."""
         self.changing = False
         """Whether a model is to be changed before the next job."""
         self.model: str | None = None

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import pq
 
-from queue_workflows import config
+from queue_workflows import config, db
 from queue_workflows.claim import claims, outcomes
 from queue_workflows.db import link, statements
 from queue_workflows.run import executors, launcher, wire
@@ -456,6 +456,32 @@ def test_a_claim_that_took_too_long_is_followed_by_one_of_fewer_jobs() -> None:
     assert wanted == [8, 4, 2]
     world.request().done(world.rows("a"))
     assert world.claimed() == 2, "that of one job was quick enough"
+
+
+def test_a_row_whose_claim_takes_too_long_each_time_stops_no_other() -> None:
+    """A trigger of the app may be slow for it. It is postponed, as refused rows are."""
+    known, world, sent = statements.claim_isolation, World(), list[Any]()
+    world.request().refused(psycopg.errors.QueryCanceled())
+    request = world.request()
+
+    def run() -> None:
+        sent.append(next(request.script))
+        while True:
+            if sent[-1].text == statements.claims.ingest_rows.text:
+                sent.append(request.script.throw(psycopg.errors.QueryCanceled()))
+            elif sent[-1].text == known.claimable["ingest_jobs"].text:
+                sent.append(request.script.send([{"id": "slow"}, {"id": "other"}]))
+            else:
+                sent.append(request.script.send([]))
+
+    with pytest.raises(psycopg.errors.QueryCanceled) as slow:
+        run()
+    postpone = known.postpone["ingest_jobs"].text
+    assert [each.parameters["job"] for each in sent if each.text == postpone] == ["slow"]
+    assert sent[-1] == db.COMMIT
+    request.refused(slow.value)
+    world.later(desk.RETRY_MAX_S)
+    assert world.claimed() == 1
 
 
 def test_an_end_that_takes_too_long_each_time_delays_no_other_job() -> None:
