@@ -196,7 +196,7 @@ def claim_apart(table: job_tables.JobTable, who: Claimant) -> db.Script[list[Any
     takes too long, tries no other, postpones it, and raises its error after the commit.
     """
     claimed, slow, refused = list[Any](), list[db.Error](), dict[str, db.Error]()
-    given = who._asdict() | {"worker": who.worker_id}
+    given: dict[str, Any] = who._asdict() | {"worker": who.worker_id}
 
     def tried(job: str, change: db.Script[list[Any]]) -> db.Script[list[Any]]:
         found = [] if slow else (yield from row_isolation.attempted(change, or_slow=True))

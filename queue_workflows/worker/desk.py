@@ -628,12 +628,13 @@ class Desk:
         if event_type == "model_load_done" and elapsed_s is not None:
             self._models.learn(job.model, elapsed_s)
 
-        def refused(error: Exception) -> None:
-            text = "job %s: its event %s is not recorded: %s"
-            _log.warning(text, job.id, event_type, error, extra=job.ids)
+        def answered(error: Exception | None) -> None:
+            if error is not None:
+                text = "job %s: its event %s is not recorded: %s"
+                _log.warning(text, job.id, event_type, error, extra=job.ids)
 
         make = functools.partial(claimed_job.note, job, event_type, elapsed_s=elapsed_s, once=True)
-        self._write(Write(make, lambda _: None, refused, job))
+        self._write(Write(make, answered, answered, job))
 
     def model(self, model: JsonDict) -> None:
         """Note the model that the executor of a GPU reports."""
