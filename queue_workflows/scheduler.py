@@ -26,6 +26,8 @@ LOOK_EVERY_S = 30.0
 """Longest wait between two readings of the database's clock, so that a step of it is noticed."""
 WAIT_MIN_S = 0.02
 LOCKED_RETRY_S = 0.25
+CLOCK_STEP_S = 1.0
+"""Seconds by which the database's clock has to go back before schedules are planned again."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 STORED_AT_ONCE = 50
@@ -329,9 +331,9 @@ class Ticker:
 
     def _check_clock(self, conn: db.Connection, now: datetime) -> None:
         behind_s = 0.0 if self._seen is None else (self._seen - now).total_seconds()
-        if behind_s > schedule_rows.CLOCK_STEP_S:
+        if behind_s > CLOCK_STEP_S:
             _log.warning("the clock went back by %.1f s; nothing is fired twice", behind_s)
-        if self._seen is None or behind_s > schedule_rows.CLOCK_STEP_S:
+        if self._seen is None or behind_s > CLOCK_STEP_S:
             poll_s, every = schedule_rows.OVERLAP_POLL_S, self._seen is not None
             statements.schedule_rows.plan_again(conn, now=now, all=every, poll_s=poll_s)
 

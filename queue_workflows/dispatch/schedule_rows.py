@@ -34,8 +34,6 @@ BATCH_S = 1.0
 """Seconds after which a transaction fires no further instant; many are due after an outage."""
 OVERLAP_POLL_S = 1.0
 """Seconds between two checks whether the job that an instant waits for has ended."""
-CLOCK_STEP_S = 1.0
-"""Seconds by which the database's clock has to go back before schedules are planned again."""
 PATIENCE_S = 60.0
 """Seconds after which an instant that no scheduler has fired counts as late."""
 OVERLAP, SAME_KEY = "overlap", "idempotency key"
@@ -292,8 +290,7 @@ class Batch:
         Returns an error that is not this row's, such as a missing table. A schedule that is due,
         and whose task is unknown here, waits for another scheduler from now on.
         """
-        conn, now, wake_at = self._conn, self._now, None
-        waits = False
+        conn, now, wake_at, waits = self._conn, self._now, None, False
         if row["next_at"] is None:
             row["next_at"] = timetable.first_after(row, _planned_from(conn, row, now))
             if row["next_at"] is not None:
@@ -363,15 +360,14 @@ def _left_out(conn: db.Connection, row: Row, now: datetime) -> datetime | None:
 def _planned_from(conn: db.Connection, row: Row, now: datetime) -> datetime:
     """Return the time after which instants of a schedule without a plan fire.
 
-    It is the latest of its change, its last fire and its last missed instant. Times in the future,
-    from a clock that was ahead, are ignored, so that instants since then still fire. A change that
-    was committed after this transaction began is in the future by less than CLOCK_STEP_S.
+    It is the latest of its change, last fire and last missed instant. Times further ahead than this
+    transaction lasts, from a clock that was ahead, are ignored: instants since then still fire.
     """
     last_fire_at = row["last_fire_at"]
     if last_fire_at is not None and last_fire_at > now:
         last_fire_at = statements.schedule_rows.last_claimed(conn, name=row["name"], now=now)
     known = (row["changed_at"], last_fire_at, row["missed_at"])
-    end = now + timedelta(seconds=CLOCK_STEP_S)
+    end = now + timedelta(seconds=BATCH_S)
     return max((at for at in known if at is not None and at <= end), default=now)
 
 
