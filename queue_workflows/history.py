@@ -27,8 +27,8 @@ _EVENT: Final = (
     "worker_id", "elapsed_s", "error", "actor", "created_at",
 )  # fmt: skip
 _STATE: Final = (
-    "workflow_name", "status", "generation", "error", "progress_pct", "created_at", "started_at",
-    "finished_at",
+    "workflow_name", "status", "generation", "error", "progress_pct", "created_at", "queued_at",
+    "started_at", "finished_at",
 )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def count_step(conn: db.Connection | None = None) -> bool:
 
 PRUNED = (
     "runs", "jobs", "outbox", "node_events", "ingest_job_events", "logs", "fires", "events",
-    "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts", "acts",
+    "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts", "acts", "starts",
 )  # fmt: skip
 """The kinds of rows that are pruned."""
 BLOCKS = 256
@@ -243,10 +243,10 @@ _Delete = Callable[[db.Connection], int]
 def prune() -> dict[str, int]:
     """Delete all rows past their retention; return the number of deleted rows of each kind.
 
-    Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, acts, workers,
-    heartbeats, hw_samples, gpu_models (of hosts that are gone). The nodes, answers and outbox rows
-    of a run are deleted with it, uncounted. Rows that another transaction has locked stay until
-    the next call. Commits in batches. The orchestrator prunes by itself.
+    Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, acts, starts
+    (of partitions), workers, heartbeats, hw_samples, gpu_models (of hosts that are gone). A run's
+    nodes, answers and outbox rows are deleted with it, uncounted. Rows that another transaction has
+    locked stay until the next call. Commits in batches. The orchestrator prunes by itself.
     """
     gone: Counter[str] = Counter(dict.fromkeys(PRUNED, 0))
     for kind, count in prune_batches():
@@ -329,6 +329,7 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
             "fires": statements.schedules.prune,
             "events": statements.events.prune,
             "acts": statements.acts.prune,
+            "starts": statements.queues.prune_starts,
         }
     )
     for kind, delete in aged.items():

@@ -2324,6 +2324,10 @@ class _QueuesDeleteUnsetPartition(Named):
     def __call__(self, conn: _Conn, /, *, queue: str | None, partition: str | None) -> None: ...
     def script(self, *, queue: str | None, partition: str | None) -> scripts.Script[None]: ...
 
+class _QueuesPruneStarts(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
 class _QueuesAdmitFromPartitions(Named):
     def __call__(self, conn: _Conn, /) -> Any: ...
     def script(self) -> scripts.Script[Any]: ...
@@ -2367,6 +2371,8 @@ class _Queues:
     Columns: queue, partition_key, paused_at, paused_until, paused_by, max_running, rate_limit, rate_period_s, updated_at."""
     delete_unset_partition: _QueuesDeleteUnsetPartition
     """Delete the row of a partition that is not paused and has no limit of its own."""
+    prune_starts: _QueuesPruneStarts
+    """Delete up to `batch` starts of partitions that are over `days` days old and that no rate counts any more."""
     admit_from_partitions: _QueuesAdmitFromPartitions
     """Admit jobs of the partitions whose time has come, and of partitions in which no job is admitted.
     Returns how many partitions of the second kind there were."""

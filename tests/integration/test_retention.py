@@ -162,6 +162,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         )
         events.send("approved", key=n)
         queues.pause("load", by=f"who {n}")
+        conn.execute("INSERT INTO partition_starts VALUES ('load', 'k', %s, now())", (n,))
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -175,6 +176,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "failure_alerts": "failed_at",
         "events": "created_at",
         "operator_acts": "at",
+        "partition_starts": "started_at",
     }
     for table, column in tables.items():
         age(conn, table, column)
@@ -183,6 +185,17 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
     assert [*gone.values()] == [1] * len(tables)
     for table in tables:
         assert factories.one(conn, f"SELECT count(*) FROM {table}") == 1, table
+
+
+def test_a_start_stays_for_the_period_of_its_rate(conn: Any) -> None:
+    queues.limit("load", partition_rate="1/90d")
+    queues.limit("load", partition="short", rate="1/d")
+    conn.execute(
+        "INSERT INTO partition_starts"
+        " SELECT 'load', unnest(ARRAY['long', 'short']), 1, now() - interval '60 days'"
+    )
+    assert history.prune()["starts"] == 1
+    assert factories.one(conn, "SELECT partition_key FROM partition_starts") == "long"
 
 
 def test_an_error_of_one_kind_is_raised_after_the_others_are_pruned(conn: Any) -> None:

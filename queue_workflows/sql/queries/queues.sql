@@ -71,6 +71,17 @@ DELETE FROM queue_partitions
  WHERE queue = %(queue)s AND partition_key = %(partition)s
    AND paused_at IS NULL AND max_running IS NULL AND rate_limit IS NULL;
 
+-- name: prune_starts count
+-- Delete up to `batch` starts of partitions that are over `days` days old and that no rate counts any more.
+DELETE FROM partition_starts WHERE ctid = ANY (ARRAY(
+    SELECT b.ctid
+      FROM partition_starts b
+      LEFT JOIN queue_partitions p ON p.queue = b.queue AND p.partition_key = b.partition_key
+      LEFT JOIN queue_settings s ON s.queue = b.queue
+     WHERE b.started_at < now() - interval '1 day' * greatest(%(days)s, CASE
+               WHEN p.rate_limit IS NULL THEN s.partition_rate_period_s ELSE p.rate_period_s END / 86400)
+     LIMIT %(batch)s FOR UPDATE OF b SKIP LOCKED));
+
 -- name: admit_from_partitions value prepared
 -- Admit jobs of the partitions whose time has come, and of partitions in which no job is admitted.
 -- Returns how many partitions of the second kind there were.
