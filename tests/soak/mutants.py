@@ -80,7 +80,7 @@ def _no_self_fence() -> None:
     """Let a worker continue after it lost its lease."""
     replace(guards.LeaseEnd, "check", lambda *_: None)
     replace(kernel.DeathTimer, "set", lambda *_: None)
-    replace(launcher.Launcher, "hold", lambda *_: None)
+    replace(launcher.Launcher, "hold", lambda *_: True)
     replace(desk.Desk, "lose", lambda *_: None)
 
 
