@@ -853,6 +853,18 @@ def test_a_map_whose_errors_all_differ_has_its_whole_strip(conn: engine_db.Conne
     assert "Of the first 10,000 failed items." in text
 
 
+def test_the_address_of_items_with_an_error_shows_nothing_that_is_redacted(
+    conn: engine_db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = map_of(conn)
+    conn.execute("UPDATE workflow_map_items SET error = 'no price of Smith' WHERE error > ''")
+    monkeypatch.setattr(queue_workflows.get_config(), "redactor", None)
+    queue_workflows.set_redactor(lambda value: str(value).replace("Smith", "N"))
+    page = pages.opened(f"/runs/{run_id}/map", node="cut")
+    assert "20 \N{MULTIPLICATION SIGN} no price of N" in pages.words(page)
+    assert "Smith" not in page
+
+
 def test_the_scope_look_cannot_guess_errors_of_items(conn: engine_db.Connection) -> None:
     run_id = map_of(conn)
     page = pages.opened(

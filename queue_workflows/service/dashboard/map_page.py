@@ -8,7 +8,7 @@ import fastapi
 from starlette.requests import Request
 from starlette.responses import Response
 
-from queue_workflows import db
+from queue_workflows import db, failures
 from queue_workflows.admin import stored_graph
 from queue_workflows.dag import item_ids
 from queue_workflows.db import statements
@@ -70,16 +70,19 @@ def _map(
     groups = statements.run_page.groups(
         conn, run_id=run_id, map=name, most=grouped, limit=view.PAGE
     )
+    # An address has the id of a group, as its signature may be a secret that no page shows.
+    ids = {failures.group_id(each["signature"] or ""): each["signature"] for each in groups}
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
-        signature=chosen["error"], start=chosen["start"], limit=view.PAGE + 1,
+        signature=chosen["error"] and ids.get(chosen["error"], chosen["error"]),
+        start=chosen["start"], limit=view.PAGE + 1,
     )  # fmt: skip
     query = {"node": name, "state": state, "q": chosen["q"], "error": chosen["error"]}
     following = query | {"start": rows[view.PAGE]["position"]} if len(rows) > view.PAGE else None
     there = view.path("/runs/", run_id, "map")
     return found | {
         "rows": rows[:view.PAGE], "chosen": chosen | {"state": state}, "groups": groups,
-        "grouped": grouped,
+        "grouped": grouped, "ids": [*ids],
         "pieces": strip.pieces(worst, own["total"]),
         "pages": view.Pager(there, query, following, chosen["start"] == 0),
     }  # fmt: skip
