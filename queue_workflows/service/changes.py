@@ -244,6 +244,9 @@ def job_change(row: Row) -> Change:
 
 def run_change(row: Row) -> Change:
     """Return the state of a run as a change."""
-    at = row["finished_at"] or row["started_at"] or row["created_at"]
+    begun = [at for at in (row["started_at"], row["queued_at"]) if at is not None]
+    # A run that is retried keeps its first start.
+    at = row["finished_at"] or max(begun, default=row["created_at"])
     data = {**row, "run_id": row["id"], "at": at}
-    return Change(f"{_place(at)}-r{row['generation']}", "run", data)
+    state = "q" if row["status"] == "queued" else "r"
+    return Change(f"{_place(at)}-{state}{row['generation']}", "run", data)

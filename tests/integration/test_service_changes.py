@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any, NamedTuple
@@ -92,6 +93,32 @@ def test_a_run_that_was_submitted_meanwhile_is_replayed(db: Any, conn: db.Connec
     conn.execute("INSERT INTO workflow_runs (id, workflow_name) VALUES ('new', 'any')")
     status, text = streamed("kind=run", last=last, until=lambda text: '"new"' in text)
     assert (status, '"new"' in text) == (200, True)
+
+
+def test_each_change_of_a_run_that_is_retried_has_an_id_of_its_own_time(
+    db: Any, conn: db.Connection
+) -> None:
+    conn.execute(
+        "INSERT INTO workflow_runs (id, workflow_name, status, created_at, queued_at, started_at,"
+        " finished_at) SELECT 'old', 'any', 'failed', at, at, at, at"
+        " FROM (SELECT now() - interval '1 h') a(at)"
+    )
+    started: list[bool] = []
+
+    def until(text: str) -> bool:
+        if '"status":"queued"' in text and not started:
+            started.append(True)
+            conn.execute("UPDATE workflow_runs SET status = 'running' WHERE id = 'old'")
+        return '"status":"running"' in text
+
+    _, text = streamed(
+        "run_id=old",
+        opened=lambda: conn.execute("UPDATE workflow_runs SET status = 'queued' WHERE id = 'old'"),
+        until=until,
+    )
+    ids = re.findall("^id: (.*)$", text, re.MULTILINE)
+    assert len({*ids}) == 2
+    assert all(each > place(ago_s=600) for each in ids)
 
 
 def test_an_event_whose_transaction_began_before_the_last_one_is_replayed(

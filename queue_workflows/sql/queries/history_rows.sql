@@ -113,17 +113,18 @@ states AS MATERIALIZED (
             UNION SELECT queue_workflows_runs_queued_since({feed_from()})) w
      CROSS JOIN LATERAL (
            SELECT id, workflow_name, status::text, generation, left(error, 1000) AS error, progress_pct, created_at,
-                  started_at, finished_at
+                  queued_at, started_at, finished_at
              FROM workflow_runs WHERE id = w.id OFFSET 0) r
      ORDER BY r.created_at DESC LIMIT %(most)s)
 SELECT now() AS now, f.*
   FROM (SELECT 1) one
   LEFT JOIN (
        SELECT e.*, NULL::text AS workflow_name, NULL::text AS status, NULL::integer AS generation,
-              NULL::real AS progress_pct, NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at
+              NULL::real AS progress_pct, NULL::timestamptz AS queued_at, NULL::timestamptz AS started_at,
+              NULL::timestamptz AS finished_at
          FROM found e
        UNION ALL
        SELECT 'run', NULL, NULL, s.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, s.error, NULL, s.created_at,
-              s.workflow_name, s.status, s.generation, s.progress_pct, s.started_at, s.finished_at
+              s.workflow_name, s.status, s.generation, s.progress_pct, s.queued_at, s.started_at, s.finished_at
          FROM states s) f ON true
  ORDER BY f.kind = 'run', f.created_at, f.kind, f.id;
