@@ -82,7 +82,7 @@ _CSRF: Final = f"csrf-{secrets.token_hex(16)}"
 _FORM: Final = f"form-{secrets.token_hex(16)}"
 """Rendered texts have these in place of the words of each session and form."""
 _AGES: Final = re.compile(r'(data-at="[^"]*">)[^<]*')
-_WORDS: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_WORDS: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")
 Segment = Annotated[str, pydantic.AfterValidator(request_parts.unescaped)]
 """The type of an id in a path: a slash in it was escaped."""
 Text = Annotated[str | None, fastapi.Query(max_length=1000)]
@@ -405,11 +405,11 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
 @functools.lru_cache(maxsize=1000)
 def _is_hidden(name: str, hidden: frozenset[str]) -> bool:
     """Return whether some words of a name form a hidden one, as `apiKey` contains `api_key`."""
-    words = _WORDS.findall(name)
+    words, most = _WORDS.findall(name), max(map(len, hidden), default=0)
     return any(
         "".join(words[first:last]).lower() in hidden
         for first in range(len(words))
-        for last in range(first + 1, first + 5)
+        for last in range(first + 1, min(first + most, len(words)) + 1)
     )
 
 
