@@ -298,7 +298,7 @@ class StreamParts:
         The lock is held meanwhile, so that the handler's next batch is sent after this one.
         """
         if not self._lock.acquire(blocking=False):
-            return  # a batch is sent at this moment
+            return self._control.send_later(self.flush)  # perhaps the handler adds its last part
         try:
             if self._parts and not self._unanswered:
                 self._unanswered = True

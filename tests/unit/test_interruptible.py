@@ -101,6 +101,24 @@ def test_parts_that_are_sent_later_come_before_the_next_batch(
     assert sent == [1, 2, 3]
 
 
+def test_parts_whose_sending_met_the_handler_at_work_are_sent_a_moment_later() -> None:
+    sent: list[int] = []
+
+    def send(kind: int, _: int, body: bytes) -> None:
+        sent.append(wire.checked(kind, body)["request"]["first"])
+
+    subject = running.Running(1, send)
+    done = control.answered(lambda: {"state": "done"})
+    parts: Any = attempt_requests.StreamParts(lambda _: done, subject)
+    for part in (1, 2):
+        parts.add("out", part)
+    with parts._lock:
+        assert subject.flush()
+    assert sent == []
+    assert subject.flush()
+    assert sent == [2]
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_stopped_process_is_idle_for_that_reason(stopped: bool) -> None:
     runner: Any = None
