@@ -186,19 +186,23 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
         further = {name: given.pop(name) for name in beside}
         request.state.body = await _read(request, kind) if kind.route.body else None
         asked = _made(kind, given, request)
+
+        def encoded(found: Any) -> Response:
+            if isinstance(found, Response):
+                return found
+            return responses.tagged(request, found) if kind in _TAGGED else responses.reply(found)
+
         try:
             with acts.acting(user(request) or _token(request), via="http"):
                 if on_loop:
-                    found = await answer(asked, request, **further)
-                else:
-                    found = await state.of(request).calls.run(answer, asked, request, **further)
+                    return encoded(await answer(asked, request, **further))
+                # On the thread, too, since a large value takes long to encode.
+                call = state.of(request).calls.run
+                return await call(lambda: encoded(answer(asked, request, **further)))
         except errors.UnknownQueue as error:
             if "{queue}" not in kind.route.path:
                 raise
             return problems.problem(404, str(error), kind="UnknownQueue")
-        if isinstance(found, Response):
-            return found
-        return responses.tagged(request, found) if kind in _TAGGED else responses.reply(found)
 
     signed: Any = endpoint
     signed.__signature__ = _signature(kind, beside)

@@ -53,25 +53,28 @@ async def _watched(
     `wanted`: which changes count.
     """
 
-    def is_news() -> bool:
+    def look() -> tuple[Response, bool]:
+        """Return the reply, and whether it is news. On a thread, as a large value takes long."""
+        found = read()
+        reply = responses.tagged(http, found)
         if "if-none-match" in http.headers:
-            return not responses.matches(http, responses.etag(responses.body(found)))
-        return found["status"] in final
+            return reply, reply.status_code != 304
+        return reply, found["status"] in final
 
     own = state.of(http)
-    found = await own.calls.run(read)
-    if wait_s and not is_news():
+    reply, is_news = await own.calls.run(look)
+    if wait_s and not is_news:
         deadline = time.monotonic() + wait_s
         async with own.changes.reading(**wanted) as reader:
             while True:
-                found = await own.calls.run(read)
+                reply, is_news = await own.calls.run(look)
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or reader.closed or is_news():
+                if left_s <= 0 or reader.closed or is_news:
                     break
                 await reader.next(min(left_s, RECHECK_S))
                 if await http.is_disconnected():
                     break  # the client is gone; the slot is free
-    return responses.tagged(http, found)
+    return reply
 
 
 # --- pages -------------------------------------------------------------------------------------
