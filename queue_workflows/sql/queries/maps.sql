@@ -98,9 +98,14 @@ DELETE FROM workflow_node_jobs
  WHERE run_id = %(run_id)s AND starts_with(node_id, %(inside)s::text) AND status <> 'running';
 
 -- name: drop none
--- Delete a map with its items, and the maps inside its items.
-DELETE FROM workflow_run_maps
- WHERE run_id = %(run_id)s AND (node_id = %(map)s OR starts_with(node_id, %(inside)s::text));
+-- Delete a map with its items, and the maps inside its items. The map of the definition around it counts their nodes no
+-- more.
+WITH gone AS (
+    DELETE FROM workflow_run_maps
+     WHERE run_id = %(run_id)s AND (node_id = %(map)s OR starts_with(node_id, %(inside)s::text))
+    RETURNING nodes)
+UPDATE workflow_run_maps m SET nodes = m.nodes - (SELECT coalesce(sum(g.nodes), 0) FROM gone g)
+ WHERE m.run_id = %(run_id)s AND m.node_id = split_part(%(map)s, '[', 1) AND m.node_id <> %(map)s;
 
 -- name: running_inside value
 -- Return a node of an item of a map that runs.
