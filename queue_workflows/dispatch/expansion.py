@@ -48,6 +48,8 @@ class Expansion:
         self._pending: list[plan.NewNode] = []
         self._texts: list[str] = []
         """The pending rows as JSON, without nodes that have a row already."""
+        self._nodes: int | None = None
+        """How many nodes the graph and all maps of the run have; None until it is read."""
         self._readable = run_cache.Room()
         self.rows = 0
         """How many rows of nodes are new."""
@@ -134,7 +136,8 @@ class Expansion:
     def _open(self, row: plan.NewNode, of: graph.Map, *, resumed: bool) -> None:
         """Seal the items of a map and open the first ones, unless it is open already."""
         map_id, conn, this = row.id, self._conn, self._of(row.id)
-        if statements.maps.generation(conn, **this) == self._run["generation"]:
+        known = statements.maps.generation(conn, **this)
+        if known == self._run["generation"]:
             if resumed:
                 found = {each["key"]: each for each in statements.maps.opened(conn, **this)}
                 self._step(of, map_id, self._go_on(of, map_id, found, None))
@@ -142,7 +145,7 @@ class Expansion:
         over = (row.inputs or {})["over"]
         keys = item_ids.keys(over, of.key, map_id)
         made = len(keys) * len(of.body.nodes)
-        self._refuse_too_many(map_id, len(keys), made)
+        self._refuse_too_many(map_id, len(keys), made if known is None else 0)
         pairs = zip(keys, over, strict=True)
         text = payload.to_json([{"key": key, "item": item} for key, item in pairs])
         self._room -= len(text)
@@ -169,15 +172,15 @@ class Expansion:
 
     def _refuse_too_many(self, map_id: str, count: int, made: int) -> None:
         """Raise `InvalidPayload` if the run would have more nodes than MAX_NODES_PER_RUN."""
-        limit, conn, nodes = graph.MAX_NODES_PER_RUN, self._conn, self._graph.nodes
-        if len(nodes) + made > limit // 2:
-            known = statements.maps.generation(conn, **self._of(map_id))
-            made = made if known is None else 0
+        limit, nodes = graph.MAX_NODES_PER_RUN, self._graph.nodes
+        if self._nodes is None:
             roots = [node.id for node in nodes.values() if node.map is not None]
-            made += statements.maps.nodes(conn, run_id=self._run_id, maps=roots)
-        if len(nodes) + made > limit:
+            stored = statements.maps.nodes(self._conn, run_id=self._run_id, maps=roots)
+            self._nodes = len(nodes) + stored
+        self._nodes += made
+        if self._nodes > limit:
             raise errors.InvalidPayload(
-                f"map {map_id!r}: with its {count} items the run has {len(nodes) + made} nodes; "
+                f"map {map_id!r}: with its {count} items the run has {self._nodes} nodes; "
                 f"at most {limit}: map over fewer items, or start child runs for parts of the list"
             )
 

@@ -470,6 +470,26 @@ def test_maps_nest(toy: flow.Flow) -> None:
     assert again == {"films[f]/frames[2]/draw", "films[f]/join/join", "end/end"}
 
 
+def test_the_items_of_inner_maps_count_for_the_limit_of_nodes_once(
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nested(toy)
+    # The graph has 3 nodes, the items of the outer map 6, and those of the inner maps 3.
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 11)
+    run_id = toy.submit()
+    toy.go()
+    assert flow.status(run_id) == "failed"
+    assert "with its 1 items the run has 12 nodes; at most 11" in flow.run(run_id)["error"]
+    constants.put(monkeypatch, "dag.graph.MAX_NODES_PER_RUN", 12)
+    run_id = toy.submit()
+    toy.go()
+    for _ in range(2):
+        assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+        runs.retry(run_id, from_node="films[f]")
+        toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+
+
 def test_a_failed_item_of_an_inner_map_fails_the_item_around_it(toy: flow.Flow) -> None:
     seen = nested(toy)
 
