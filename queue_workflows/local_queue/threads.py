@@ -145,7 +145,7 @@ class WorkerThreads:
             attempt = slot.attempt
             if slot.thread is None:
                 times.append(slot.start_at)
-            elif attempt is not None:
+            elif attempt is not None and not attempt.is_over:
                 times.append(attempt.deadline)
         return max(0.0, min([REPEAT_S, *(at - self._now() for at in times)]))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from queue_workflows import local_queue
-from queue_workflows.local_queue import attempts
+from queue_workflows.local_queue import attempts, threads
 from queue_workflows.local_queue import execution_plan as plans
-from tests.support import constants, local_queue_app
+from tests.support import clocks, constants, local_queue_app
 from tests.support.wait import until
 
 Job = local_queue.Job
@@ -34,6 +35,28 @@ def test_a_thread_that_dies_between_two_steps_loses_no_job(
     with local_queue_app.manager(plan, lambda _: "x", workers=1, fetch_every_s=0.02) as manager:
         until(lambda: (entry := plan.entry("a")) is not None and entry.result == "x")
         assert manager.stats()["dead_threads"] == 1
+
+
+def test_a_plan_that_takes_long_to_store_an_outcome_keeps_no_thread_busy() -> None:
+    stored = threading.Event()
+
+    class Plan(local_queue.MemoryPlan):
+        def mark_done(self, job: Job, result: Any, /) -> None:
+            stored.wait(20)
+            super().mark_done(job, result)
+
+    clock = clocks.Clock(1000.0)
+    plan = Plan([Job("a", "task", timeout_s=5.0)])
+    serving = local_queue_app.manager(plan, lambda _: "x", workers=1, now_fn=clock)
+    serving.start(threads=False)
+    try:
+        serving.run_due()
+        until(lambda: serving.statistics.tasks.get("task"))
+        clock.now += 10.0
+        assert serving.threads.pause_s() == threads.REPEAT_S
+    finally:
+        stored.set()
+        serving.stop()
 
 
 def test_without_a_limit_a_plan_keeps_all_ended_jobs() -> None:
