@@ -630,6 +630,10 @@ class _EventExportsAdvance(Named):
     def __call__(self, conn: _Conn, /, *, node_event: int | None, ingest_event: int | None, name: str | None, who: str | None) -> Row | None: ...
     def script(self, *, node_event: int | None, ingest_event: int | None, name: str | None, who: str | None) -> scripts.Script[Row | None]: ...
 
+class _EventExportsPrune(Named):
+    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
+    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
+
 class _EventExportsLastIds(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...
@@ -670,6 +674,8 @@ class _EventExports:
     advance: _EventExportsAdvance
     """Note that all events up to these are exported. Returns no row if another process has the export.
     Columns: name."""
+    prune: _EventExportsPrune
+    """Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now."""
     last_ids: _EventExportsLastIds
     """Return the last event ids that any transaction has taken, committed or not.
     Columns: node_event, ingest_event."""
@@ -1518,7 +1524,8 @@ class _Maps:
     drop_nodes: _MapsDropNodes
     """Delete the nodes of the items of a map."""
     drop: _MapsDrop
-    """Delete a map with its items, and the maps inside its items."""
+    """Delete a map with its items, and the maps inside its items. The map of the definition around it counts their nodes no
+    more."""
     running_inside: _MapsRunningInside
     """Return a node of an item of a map that runs."""
 
@@ -2661,6 +2668,10 @@ class _RunsStartable(Named):
     def __call__(self, conn: _Conn, /, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> list[Row]: ...
     def script(self, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
 
+class _RunsStartableIfFree(Named):
+    def __call__(self, conn: _Conn, /, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> list[Row]: ...
+    def script(self, *, undefined: bool | None, set_aside: _Texts | None, limit: int | None) -> scripts.Script[list[Row]]: ...
+
 class _RunsUndefined(Named):
     def __call__(self, conn: _Conn, /, *, limit: int | None) -> list[Any]: ...
     def script(self, *, limit: int | None) -> scripts.Script[list[Any]]: ...
@@ -2780,6 +2791,9 @@ class _Runs:
     startable: _RunsStartable
     """Return the queued runs that may start now, in the order in which they should, as `head` returns
     them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
+    Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
+    startable_if_free: _RunsStartableIfFree
+    """Return runs as `startable` does, without the ones that another transaction has locked.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
     undefined: _RunsUndefined
     """Return the ids of queued runs that may start now and have no definition yet."""

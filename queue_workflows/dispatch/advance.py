@@ -317,10 +317,6 @@ def start_queued(
     """
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
-    with run_cache.reading(begin) as conn:
-        heads = statements.runs.startable(
-            conn, undefined=able, set_aside=list(kept.aside(STARTS)), limit=STARTS_A_ROUND
-        )
     started, waiting = 0, list[str]()
     if not able:
         with run_cache.reading(begin) as conn:
@@ -333,11 +329,20 @@ def start_queued(
             waiting.append(head["id"])
             return False
 
-    for head in heads:
-        run_id = head["id"]
-        delay = functools.partial(_delay, begin, run_id)
-        started += bool(kept.attempt(STARTS, run_id, functools.partial(starts, head), delay))
-    return started, waiting, started > 0 and len(heads) == STARTS_A_ROUND
+    more = True
+    # If an app has locked all runs of a round, the ones behind them start in a second round.
+    for look in (statements.runs.startable, statements.runs.startable_if_free):
+        if started or not more:
+            break
+        aside = list(kept.aside(STARTS))
+        with run_cache.reading(begin) as conn:
+            heads = look(conn, undefined=able, set_aside=aside, limit=STARTS_A_ROUND)
+        for head in heads:
+            run_id = head["id"]
+            delay = functools.partial(_delay, begin, run_id)
+            started += bool(kept.attempt(STARTS, run_id, functools.partial(starts, head), delay))
+        more = len(heads) == STARTS_A_ROUND
+    return started, waiting, started > 0 and more
 
 
 def _delay(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) -> bool:

@@ -364,6 +364,14 @@ name = CASE WHEN 'name' = ANY (%(given)s::text[]) THEN %(name)s::type ELSE name 
 id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts,
        definition IS NOT NULL AS has_definition, queue_workflows_born(created_at) AS born
 
+-- fragment: startable()
+-- The queued runs that may start now; a lock may follow.
+SELECT {head()}, xmin::text AS version
+  FROM workflow_runs
+ WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
+   AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
+ ORDER BY priority, queued_at, id LIMIT %(limit)s
+
 -- fragment: shown_job()
 -- The columns of a job of either family that the history shows.
 id, queue::text, status::text, priority, generation, claim_no, attempts, max_attempts,

@@ -173,7 +173,7 @@ def test_without_a_provider_runs_stay_queued_and_one_warning_is_logged(
     assert {flow.status(run_id) for run_id in run_ids} == {"running"}
 
 
-def test_a_check_ends_although_an_app_has_locked_all_the_runs_that_it_could_start(
+def test_a_check_ends_and_starts_others_although_an_app_has_locked_a_whole_round_of_runs(
     toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants.put(monkeypatch, "dispatch.advance.STARTS_A_ROUND", 2)
@@ -182,11 +182,12 @@ def test_a_check_ends_although_an_app_has_locked_all_the_runs_that_it_could_star
     thread = threading.Thread(target=toy.look, name="test-look")
     with db.connect() as mine, mine.transaction():
         mine.execute("SELECT FROM workflow_runs FOR UPDATE")
+        other = toy.submit()
         thread.start()
         thread.join(wait.patience(20))
-        has_ended = not thread.is_alive()
+        has_ended, behind = not thread.is_alive(), flow.status(other)
     thread.join(wait.patience(30))
-    assert has_ended
+    assert (has_ended, behind) == (True, "running")
     make_due(conn)
     toy.look()
     assert {flow.status(run_id) for run_id in run_ids} == {"running"}

@@ -61,11 +61,11 @@ RETURNING *;
 -- name: startable many prepared
 -- Return the queued runs that may start now, in the order in which they should, as `head` returns
 -- them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
-SELECT {head()}, xmin::text AS version
-  FROM workflow_runs
- WHERE status = 'queued' AND mode = 'node' AND available_at IS NULL
-   AND (%(undefined)s OR definition IS NOT NULL) AND id <> ALL (%(set_aside)s::text[])
- ORDER BY priority, queued_at, id LIMIT %(limit)s;
+{startable()};
+
+-- name: startable_if_free many prepared
+-- Return runs as `startable` does, without the ones that another transaction has locked.
+{startable()} FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: undefined column
 -- Return the ids of queued runs that may start now and have no definition yet.
