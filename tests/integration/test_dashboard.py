@@ -1032,6 +1032,27 @@ def test_a_file_is_uploaded_to_the_folder_of_the_run(
     assert there.name == "a.csv"
 
 
+def test_a_file_stays_if_the_reply_to_its_answer_is_lost(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = asks(conn, widget="file_upload")
+    answer = runs.answer
+
+    def lost(*given: Any, **more: Any) -> Any:
+        answer(*given, **more)
+        raise db.OperationalError("the connection was lost after the COMMIT")
+
+    monkeypatch.setattr(runs, "answer", lost)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/inbox/question", params={"run": run_id, "node": "ask"})
+        page = await browser.send(page.form("/inbox/answer"), files={"file": ("a.csv", b"1,2")})
+        assert page.status == 503
+
+    visited(use)
+    assert Path(str(answer_of(conn, run_id))).read_bytes() == b"1,2"
+
+
 def test_no_file_is_stored_outside_of_the_folders_of_the_engine(
     conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

@@ -153,10 +153,9 @@ class Form:
         with acts.acting(session.of(self._request).name, reason=self.reason, via="http"):
             try:
                 return await state.of(self._request).calls.run(call, *args, **keywords)
-            except (db.OperationalError, db.InterfaceError) as error:
-                if error.sqlstate is None:
-                    # The connection was perhaps lost after a COMMIT, so the form counts as sent.
-                    self._request.state.answer = None
+            except db.Error as error:
+                if may_have_acted(error):
+                    self._request.state.answer = None  # so the form counts as sent
                 raise
 
     def confirm(self, count: int) -> None:
@@ -190,6 +189,12 @@ class Form:
         answer = Answer(found.headers["location"], message, links, undo, time.monotonic())
         self._request.state.answer.set_result(answer)
         return found
+
+
+def may_have_acted(error: BaseException) -> bool:
+    """Return whether a connection was lost, perhaps after a COMMIT."""
+    is_lost = isinstance(error, (db.OperationalError, db.InterfaceError))
+    return is_lost and error.sqlstate is None
 
 
 def local(path: str) -> str:
