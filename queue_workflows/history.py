@@ -229,6 +229,7 @@ def count_step(conn: db.Connection | None = None) -> bool:
 PRUNED = (
     "runs", "jobs", "outbox", "node_events", "ingest_job_events", "logs", "fires", "events",
     "workers", "heartbeats", "hw_samples", "gpu_models", "failure_alerts", "acts", "starts",
+    "exports",
 )  # fmt: skip
 """The kinds of rows that are pruned."""
 BLOCKS = 256
@@ -244,8 +245,8 @@ def prune() -> dict[str, int]:
     """Delete all rows past their retention; return the number of deleted rows of each kind.
 
     Kinds: runs, jobs (ingest), outbox, node_events, ingest_job_events, logs, fires, acts, starts
-    (of partitions), workers, heartbeats, hw_samples, gpu_models (of hosts that are gone). A run's
-    nodes, answers and outbox rows are deleted with it, uncounted. Rows that another transaction has
+    (of partitions), exports, workers, heartbeats, hw_samples, gpu_models (of hosts that are gone).
+    A run's nodes, answers and outbox rows are deleted with it, uncounted. Rows that others have
     locked stay until the next call. Commits in batches. The orchestrator prunes by itself.
     """
     gone: Counter[str] = Counter(dict.fromkeys(PRUNED, 0))
@@ -330,6 +331,7 @@ def _kinds(rows: row_isolation.Isolation) -> Iterator[tuple[str, _Steps]]:
             "events": statements.events.prune,
             "acts": statements.acts.prune,
             "starts": statements.queues.prune_starts,
+            "exports": statements.event_exports.prune,
         }
     )
     for kind, delete in aged.items():

@@ -163,6 +163,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         events.send("approved", key=n)
         queues.pause("load", by=f"who {n}")
         conn.execute("INSERT INTO partition_starts VALUES ('load', 'k', %s, now())", (n,))
+        factories.insert(conn, "event_exports", name=f"metric log pod{n}")
     tables = {
         "workflow_node_events": "created_at",
         "workflow_dispatch_events": "processed_at",
@@ -177,6 +178,7 @@ def test_all_that_is_only_history_goes_by_its_age(conn: Any) -> None:
         "events": "created_at",
         "operator_acts": "at",
         "partition_starts": "started_at",
+        "event_exports": "updated_at",
     }
     for table, column in tables.items():
         age(conn, table, column)

@@ -19,7 +19,7 @@ RETURNING node_event, ingest_event;
 
 -- name: release none
 -- Let another process take the export at once.
-UPDATE event_exports SET taken_by = NULL, taken_until = NULL
+UPDATE event_exports SET taken_by = NULL, taken_until = NULL, updated_at = now()
  WHERE name = %(name)s AND taken_by = %(who)s;
 
 -- name: advance one
@@ -28,6 +28,13 @@ UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_ev
                          updated_at = now()
  WHERE name = %(name)s AND taken_by = %(who)s
 RETURNING name;
+
+-- name: prune count
+-- Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now.
+DELETE FROM event_exports WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM event_exports
+     WHERE greatest(taken_until, updated_at) < now() - %(days)s * interval '1 day'
+     LIMIT %(batch)s FOR UPDATE SKIP LOCKED));
 
 -- name: last_ids row
 -- Return the last event ids that any transaction has taken, committed or not.
