@@ -634,10 +634,6 @@ class _EventExportsPrune(Named):
     def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
     def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
 
-class _EventExportsPrune(Named):
-    def __call__(self, conn: _Conn, /, *, days: float | None, batch: int | None) -> int: ...
-    def script(self, *, days: float | None, batch: int | None) -> scripts.Script[None]: ...
-
 class _EventExportsLastIds(Named):
     def __call__(self, conn: _Conn, /) -> Row: ...
     def script(self) -> scripts.Script[Row]: ...
@@ -678,8 +674,6 @@ class _EventExports:
     advance: _EventExportsAdvance
     """Note that all events up to these are exported. Returns no row if another process has the export.
     Columns: name."""
-    prune: _EventExportsPrune
-    """Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now."""
     prune: _EventExportsPrune
     """Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now."""
     last_ids: _EventExportsLastIds
