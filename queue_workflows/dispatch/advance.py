@@ -322,25 +322,17 @@ def start_queued(
         with run_cache.reading(begin) as conn:
             waiting = statements.runs.undefined(conn, limit=1)
 
-    def starts(head: Row) -> bool:
-        try:
-            return _start(head["id"], begin, nowait=True, head=head) is not None
-        except hooks.NoProvider:
-            waiting.append(head["id"])
-            return False
-
     more = True
     # If an app has locked all runs of a round, the ones behind them start in a second round.
     for look in (statements.runs.startable, statements.runs.startable_if_free):
         if started or not more:
             break
-        aside = list(kept.aside(STARTS))
         with run_cache.reading(begin) as conn:
-            heads = look(conn, undefined=able, set_aside=aside, limit=STARTS_A_ROUND)
+            heads = look(conn, undefined=able, set_aside=kept.aside(STARTS), limit=STARTS_A_ROUND)
         for head in heads:
-            run_id = head["id"]
-            delay = functools.partial(_delay, begin, run_id)
-            started += bool(kept.attempt(STARTS, run_id, functools.partial(starts, head), delay))
+            start = functools.partial(_start, head["id"], begin, nowait=True, head=head)
+            delay = functools.partial(_delay, begin, head["id"])
+            started += kept.attempt(STARTS, head["id"], start, delay) is not None
         more = len(heads) == STARTS_A_ROUND
     return started, waiting, started > 0 and more
 
