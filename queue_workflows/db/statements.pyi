@@ -3226,7 +3226,7 @@ class _Upgrades:
     set_versions: _UpgradesSetVersions
     """Set the version of queued nodes of a run."""
     drop_nodes: _UpgradesDropNodes
-    """Delete queued nodes of a run."""
+    """Delete nodes of a run that are queued, failed or cancelled."""
     move: _UpgradesMove
     """Store another definition of a run that is not over, queue the run, so that its start queues what
     is ready, and record who did it, with `change`. The last 20 moves are kept. Returns no row if the

@@ -48,9 +48,8 @@ def upgrade(run_id: str, *, dry_run: bool, **who: Unpack[Who]) -> Upgrade:
                 _move(conn, run_id, made, found, moves)
             outcome = "moved"
         unknown = _unknown(conn, nodes, found)
-    different = found._asdict()
     return Upgrade(
-        run_id=run_id, outcome=outcome, blocked=moves.blocked, unknown=unknown, **different
+        run_id=run_id, outcome=outcome, blocked=moves.blocked, unknown=unknown, **found._asdict()
     )
 
 
@@ -135,7 +134,7 @@ class Moves(NamedTuple):
     versions: dict[str, str | None]
     """The new `required_version` of queued nodes that differ only in the version."""
     replaced: list[str]
-    """Queued nodes whose jobs are deleted. The run's start queues them if they still exist."""
+    """Nodes whose jobs are deleted. The run's start queues them if they still exist."""
 
 
 def _compare(before: Mapping[str, graph.Node], after: Mapping[str, graph.Node]) -> Difference:
@@ -180,12 +179,13 @@ def _moves(
         node_id = job["node_id"]
         place = _KEY.sub("[]", node_id)
         differs = place in structural or place in fields
+        runs_again = job["status"] in _ENDED and job["generation"] < generation
         if job["is_map"] and job["status"] != "skipped":
             if differs or any(each.startswith(f"{place}[]/") for each in structural):
                 made.blocked.append(node_id)
-        elif not differs or (job["status"] in _ENDED and job["generation"] < generation):
+        elif not differs or (runs_again and place in nodes):
             continue
-        elif job["status"] != "queued" or node_id not in movable:
+        elif not runs_again and (job["status"] != "queued" or node_id not in movable):
             made.blocked.append(node_id)
         elif place in structural:
             made.replaced.append(node_id)

@@ -208,6 +208,23 @@ def test_a_node_that_an_upgrade_removed_ends_no_run(conn: db.Connection, by_sql:
     assert (flow.status(run_id), flow.run(run_id)["error"]) == ("completed", None)
 
 
+def test_a_removed_node_that_was_to_run_again_leaves_no_job(conn: db.Connection) -> None:
+    declare({}, more=True)
+    run_id = runs.submit("chain", inputs={"given": 1})["id"]
+
+    def finish(*node_ids: str) -> None:
+        dispatcher.start_run(run_id)
+        for node_id in node_ids:
+            flow.finish(run_id, node_id, made=1)
+        assert (flow.status(run_id), [*flow.states(run_id)]) == ("completed", [*node_ids])
+
+    finish("a/a", "b/b", "c/c", "again/c")
+    runs.retry(run_id, from_node="a/a")
+    declare({})
+    assert runs.upgrade(run_id)["outcome"] == "moved"
+    finish("a/a", "b/b", "c/c")
+
+
 def test_a_run_that_cannot_move_is_refused(conn: db.Connection) -> None:
     with pytest.raises(errors.UnknownJob, match="no run"):
         runs.upgrade("nowhere")

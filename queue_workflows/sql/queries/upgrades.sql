@@ -21,9 +21,10 @@ UPDATE workflow_node_jobs j
  WHERE j.run_id = %(run_id)s AND j.node_id = given.node_id AND j.status = 'queued';
 
 -- name: drop_nodes none
--- Delete queued nodes of a run.
+-- Delete nodes of a run that are queued, failed or cancelled.
 DELETE FROM workflow_node_jobs
- WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[]) AND status = 'queued';
+ WHERE run_id = %(run_id)s AND node_id = ANY (%(nodes)s::text[])
+   AND status IN ('queued', 'failed', 'cancelled');
 
 -- name: move one
 -- Store another definition of a run that is not over, queue the run, so that its start queues what
