@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -204,6 +205,7 @@ class Fleet:
         self._parent: supervisor.Child | None = None
         self._orders = self._said = -1
         self._order = ""
+        self._rule, self._began, self._due = supervisor.RestartRule(), 0.0, math.inf
 
     def __enter__(self) -> Fleet:
         if forking.is_clean() and forking.unsafe() is None:
@@ -225,6 +227,7 @@ class Fleet:
         orders, self._orders = os.pipe()
         self._said, said = os.pipe()
         numbers = os.getpid(), orders, said
+        self._began, self._due = time.monotonic(), math.inf
         if forked:
             theirs = self._orders, self._said
             self._parent = supervisor.Forked(lambda: serve(*numbers, *theirs))
@@ -267,6 +270,9 @@ class Fleet:
     def check(self, *_: object) -> None:
         """Raise `InvalidConfig` if the processes refuse to start; replace a parent that died."""
         self._print_said()
+        if time.monotonic() >= self._due:
+            self._begin(forked=False)
+            self._send_order()
         death = self._parent.reap() if self._parent is not None else None
         if death is None:
             return
@@ -277,9 +283,10 @@ class Fleet:
                 "the reason"
             )
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
-        _log.warning("the parent of our processes ended with %s: starting another one", how)
-        self._begin(forked=False)
-        self._send_order()
+        delay_s = self._rule.after_exit(death.code, time.monotonic() - self._began) or 0.0
+        text = "the parent of our processes ended with %s: starting another one in %.1f s"
+        _log.warning(text, how, delay_s)
+        self._due = time.monotonic() + delay_s
 
     def stop(self, again: signals.StopRequest) -> None:
         """Stop them, and wait for it. Each further request in `again` hurries them."""

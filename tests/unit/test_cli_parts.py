@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from queue_workflows import errors
-from queue_workflows.cli import answer, run_views, runs, texts, tree
+from queue_workflows.cli import answer, fleet, run_views, runs, texts, tree
 from queue_workflows.cli.run_views import RunSnapshot, Step
-from queue_workflows.runtime import signals
-from tests.support import tabled
+from queue_workflows.runtime import signals, supervisor
+from tests.support import clocks, tabled
 
 TURNOUT = {
     "widget": "turnout",
@@ -409,3 +411,31 @@ def test_the_longest_chain_is_by_time_not_by_number() -> None:
     assert run_views.longest_chain(walk, seconds | {"slow": 0.5}) == ["other"]
     assert run_views.longest_chain({}, {}) == []
     assert run_views.longest_chain(walk | {"a": ["end"]}, seconds) == []
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+def test_a_parent_that_dies_again_and_again_is_replaced_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, begun = clocks.Clock(100.0), list[float]()
+
+    class Dying:
+        def __init__(self, *_: object, **__: object) -> None:
+            begun.append(clock.now)
+
+        def reap(self) -> supervisor.Death:
+            return supervisor.Death(1, None, 0)
+
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(supervisor, "Child", Dying)
+    own = fleet.Fleet()
+    own.start([], None)
+    for _ in range(600):
+        clock.now += 0.1
+        own.check()
+    own.__exit__()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert pauses == sorted(pauses)
+    assert 5 <= len(begun) <= 12
