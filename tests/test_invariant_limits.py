@@ -525,6 +525,23 @@ def test_a_partition_whose_first_job_was_locked_is_repaired(db: ModuleType) -> N
         assert sweeps.admit_from_partitions(conn) == 0
 
 
+@pytest.mark.parametrize("rate", [None, "5/d"])
+def test_a_job_that_was_locked_takes_a_free_place_beside_one_that_runs(
+    db: ModuleType, rate: str | None
+) -> None:
+    with db.connect() as conn, db.connect() as other:
+        say(conn, partition_max_running=2, partition_rate=rate)
+        *_, last = add(conn, 3)
+        done, runs = take(conn, 2)
+        with other.transaction():
+            other.execute("SELECT FROM ingest_jobs WHERE id = %s FOR UPDATE", (last["id"],))
+            end(conn, done)
+        assert states(conn)[2] == LINE
+        age(conn, 2)
+        assert [job["id"] for job in take(conn, 2)] == [last["id"]]
+        end(conn, runs)
+
+
 def test_a_rolled_back_end_admits_no_job(db: ModuleType) -> None:
     with db.connect() as conn:
         say(conn, partition_max_running=1)

@@ -244,9 +244,10 @@ BEGIN
                  ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room FOR UPDATE SKIP LOCKED)
             UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
              WHERE j.id = ANY (ARRAY(SELECT h.id FROM heads h));
+            GET DIAGNOSTICS v_count = ROW_COUNT;
         EXCEPTION WHEN OTHERS THEN
             -- If one of them cannot be written, admit the next ones instead.
-            PERFORM queue_workflows_each_apart($q$
+            v_count := queue_workflows_each_apart($q$
                 UPDATE ingest_jobs j SET blocked_reason = NULL, admitted_at = now()
                  WHERE j.id = $1 AND (j.status = 'queued' AND j.blocked_reason = 'limited') IS TRUE $q$, ARRAY(
                     SELECT j.id FROM ingest_jobs j
@@ -254,6 +255,10 @@ BEGIN
                        AND j.status = 'queued' AND j.blocked_reason = 'limited'
                      ORDER BY j.partition_key, j.priority, j.seq LIMIT v_room + 100), v_room);
         END;
+        -- A job that still waits is locked. The sweep finds it only where no other job has a place.
+        IF v_count < v_room AND (v_max IS NULL OR v_running + v_ahead + v_count > 0) THEN
+            v_due := least(v_due, clock_timestamp() + interval '1 second');
+        END IF;
     END IF;
     IF v_due IS NOT NULL AND (
         SELECT true FROM ingest_jobs j
