@@ -128,6 +128,10 @@ def _take(conn: db.Connection, row: Row) -> bool:
             conn, id=row["id"], after_s=NOT_PARKED_RETRY_S, error=f"{where} does not wait yet"
         )
         return False
+    if job["child_run_id"] is not None:
+        error = f"{where} waits for a run: it takes no answer"
+        statements.input_answers.refuse(conn, id=row["id"], error=error)
+        return False
     try:
         delta = input_nodes.answer_delta(job, row["value"])
     except errors.InvalidPayload as error:

@@ -107,6 +107,20 @@ def test_the_node_waits_and_has_the_output_of_its_run(toy: flow.Flow) -> None:
     assert CALLS == ["first a", "second A", "last <A>"]
 
 
+def test_an_answer_does_not_end_a_node_that_waits_for_its_run(toy: flow.Flow, conn: Any) -> None:
+    run_id = submit()
+    started(run_id, toy)
+    factories.insert(
+        conn, "workflow_input_submissions", run_id=run_id, node_id="inner", value=json.dumps("no")
+    )
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    error = "SELECT error FROM workflow_input_submissions"
+    assert factories.column(conn, error) == [
+        f"node 'inner' of run {run_id!r} waits for a run: it takes no answer"
+    ]
+
+
 def test_a_child_has_the_priority_and_the_headers_of_its_parent(toy: flow.Flow) -> None:
     given: Any = {"priority": 7, "headers": {"tenant": "x"}}
     run_id = runs.submit("outer", inputs={"name": "a"}, **given)["id"]
