@@ -493,6 +493,21 @@ def test_what_was_not_on_the_page_cannot_be_chosen(conn: psycopg.Connection[Any]
     assert visited(use) == 403
 
 
+def test_a_run_that_was_unchecked_after_all_were_checked_is_left_out(
+    conn: psycopg.Connection[Any],
+) -> None:
+    chosen, unchecked = factories.run(conn), factories.run(conn)
+
+    async def use(browser: Browser) -> None:
+        page = await browser.open("/runs")
+        given = {"whole": "1", "id": [chosen], "verb": "cancel"}
+        page = await browser.send(page.form("/runs/chosen"), given)
+        await browser.send(page.form("/runs/cancel"))
+
+    visited(use)
+    assert (status_of(chosen), status_of(unchecked)) == ("cancelled", "running")
+
+
 def test_many_runs_are_cancelled_only_with_their_number(conn: psycopg.Connection[Any]) -> None:
     ids = [factories.run(conn) for _ in range(21)]
 

@@ -271,6 +271,7 @@ def sign_selection(request: Request, chosen: Selection) -> str:
 def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     """Return the signed selection of a form, or the part of it whose boxes are checked.
 
+    The checked ones count beside the box `whole`, too: scripts check all, and then some are not.
     A forged one, and another kind or scope, is refused.
     """
     found = session.content_of(own.digest, "selection", str(sent.get("selection", "")))
@@ -280,7 +281,7 @@ def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
             "changed. Reload the page, and choose again.",
         )  # fmt: skip
     _, ids, at = found
-    checked = [] if "whole" in sent else [str(each) for each in sent.getlist("id")]
+    checked = [str(each) for each in sent.getlist("id")]
     if not set(checked) <= set(ids):
         raise Refused(
             403, "One of the chosen rows was not on the page. Nothing was changed. Reload it, and "

@@ -52,10 +52,12 @@ addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
 });
 
-// A checkbox `whole` stands for all of its form.
+// A checkbox `whole` stands for all of its form, until one of them is not checked any more.
 document.addEventListener("change", (event) => {
   const box = event.target;
-  if (!(box instanceof HTMLInputElement) || box.name !== "whole" || !box.form) return;
+  const whole = box.form?.elements.whole;
+  if (whole && box.name === "id" && !box.checked) whole.checked = false;
+  if (!whole || box !== whole) return;
   for (const each of box.form.querySelectorAll("input[type=checkbox][name=id]")) each.checked = box.checked;
 });
 
