@@ -205,6 +205,16 @@ def test_a_due_job_waits_for_its_key_too(db: ModuleType, family: str) -> None:
         assert states(conn, family) == [IN, OUT]
 
 
+def test_a_waiter_that_is_put_off_lets_the_next_one_in(db: ModuleType, family: str) -> None:
+    with db.connect() as conn:
+        _, late, _ = [add(conn, family) for _ in range(3)]
+        factories.change(conn, late, "available_at = now() + interval '1 hour'")
+        job = take(conn, family)
+        assert job is not None
+        transitions.complete(conn, job)
+        assert states(conn, family)[1:] == [("queued", "not_due"), IN]
+
+
 def test_only_the_admission_gives_the_key(db: ModuleType, family: str) -> None:
     """A plain UPDATE may write what the admission writes, also beside a change that is checked."""
     with db.connect() as conn:

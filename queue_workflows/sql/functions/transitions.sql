@@ -59,7 +59,7 @@ BEGIN
     END IF;
     IF NEW.status = OLD.status THEN
         IF NEW.status = 'queued' THEN
-            IF NEW.available_at > now() AND NEW.blocked_reason IS NULL THEN
+            IF NEW.available_at > now() AND coalesce(NEW.blocked_reason, 'locked') = 'locked' THEN
                 NEW.blocked_reason := 'not_due';
             ELSIF NEW.lock_key IS NOT NULL AND NOT v_admits AND (
                       NEW.blocked_reason IS NULL
