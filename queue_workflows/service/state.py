@@ -112,7 +112,7 @@ class Service:
             service_settings.apply(self.settings)
         service_settings.check_app(self.settings)
         exports = exporter.wanted()
-        self.stopping = signals.StopRequest()
+        self.stopping, self.changes = signals.StopRequest(), changes.Changes()
         supervising = service.Thread("service-background", self._supervise)
         running = contextlib.ExitStack()
         running.enter_context(exporter.running(exports))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -11,8 +12,8 @@ import psycopg
 import pytest
 
 import queue_workflows
-from queue_workflows import db, history, jobs
-from tests.support import wait
+from queue_workflows import db, history, jobs, service
+from tests.support import http_service, wait
 from tests.support.asgi_service import streamed
 
 
@@ -119,6 +120,19 @@ def test_each_change_of_a_run_that_is_retried_has_an_id_of_its_own_time(
     ids = re.findall("^id: (.*)$", text, re.MULTILINE)
     assert len({*ids}) == 2
     assert all(each > place(ago_s=600) for each in ids)
+
+
+def test_a_service_that_is_started_again_has_streams_again() -> None:
+    app = service.app(token=http_service.TOKEN, workers_json="")
+
+    async def begins() -> bool:
+        async with (
+            app.router.lifespan_context(app),
+            app.state.service.changes.reading() as reader,
+        ):
+            return not reader.closed
+
+    assert [asyncio.run(begins()) for _ in range(2)] == [True, True]
 
 
 def test_an_event_whose_transaction_began_before_the_last_one_is_replayed(
