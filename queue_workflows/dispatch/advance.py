@@ -254,11 +254,12 @@ def _check_context(conn: db.Connection, run_id: str) -> None:
         raise errors.UnreadableRow(f"its inputs are a JSON {kind}, not an object")
 
 
-def fail(begin: run_cache.Begin, run_id: str, reason: str) -> None:
-    """Fail a run that has not ended, which also cancels its waiting nodes."""
+def fail(begin: run_cache.Begin, run_id: str, reason: str, expected: State = bool) -> None:
+    """Fail a run that has not ended and is as `expected`, which also cancels its waiting nodes."""
     with begin() as conn:
-        statements.runs.lock(conn, run_id=run_id)
-        statements.runs.fail(conn, run_id=run_id, error=payload.error_text(reason))
+        run = statements.runs.lock(conn, run_id=run_id)
+        if run is not None and expected(run):
+            statements.runs.fail(conn, run_id=run_id, error=payload.error_text(reason))
 
 
 def node_failure(node_id: str, error: str | None) -> str:
@@ -301,7 +302,7 @@ def _start(
     try:
         return plan_and_write(begin, run_id, None, expected=expected, nowait=nowait, head=head)
     except NEVER_RUNS as error:
-        fail(begin, run_id, str(error))
+        fail(begin, run_id, str(error), expected)  # another orchestrator may have started it
         return 0
 
 
@@ -345,9 +346,7 @@ def _delay(begin: run_cache.Begin, run_id: str, error: BaseException, _: int) ->
         if run is None or not is_queued(run):
             return True
         delay_s = row_isolation.backoff_s(run["start_attempts"] + 1)
-        failed = (
-            statements.runs.delay_start(conn, run_id=run_id, error=reason, after_s=delay_s) or 0
-        )
+        failed = statements.runs.delay_start(conn, run_id=run_id, error=reason, after_s=delay_s)
         if failed >= recovery.MAX_FAILURES:
             message = f"poison: the run could not start in {failed} tries: {reason}"
             statements.runs.fail(conn, run_id=run_id, error=payload.error_text(message))

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import queue_workflows
 from queue_workflows import config, db, dispatcher, errors, node_queue, run_store
 from tests.support import constants, factories, flow, timeouts, wait
 
@@ -171,6 +172,22 @@ def test_without_a_provider_runs_stay_queued_and_one_warning_is_logged(
     toy.provide()
     toy.look()
     assert {flow.status(run_id) for run_id in run_ids} == {"running"}
+
+
+def test_a_provider_that_does_not_know_a_run_does_not_end_it_once_another_has_started_it(
+    toy: flow.Flow,
+) -> None:
+    toy.dag(a="")
+
+    def late(name: str) -> Any:
+        toy.provide()
+        flow.start_queued()  # as another orchestrator does meanwhile
+        raise KeyError(name)
+
+    run_id = toy.submit()
+    queue_workflows.set_workflow_provider(late, toy.pipelines.__getitem__)
+    toy.look()
+    assert (flow.status(run_id), flow.run(run_id)["error"]) == ("running", None)
 
 
 def test_a_check_ends_and_starts_others_although_an_app_has_locked_a_whole_round_of_runs(
