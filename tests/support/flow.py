@@ -253,7 +253,10 @@ def fail_dispatches(patch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise error
 
-    for module, names in ((node_plans, ("plan",)), (run_cache, ("unknown", "learned", "recall"))):
+    for module, names in (
+        (node_plans, ("plan_ahead",)),
+        (run_cache, ("unknown", "learned", "recall")),
+    ):
         for name in names:
             patch.setattr(module, name, fail)
 
