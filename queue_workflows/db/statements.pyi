@@ -1863,6 +1863,10 @@ class _OutboxClose(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, events: _Ints | None) -> None: ...
     def script(self, *, error: str | None, events: _Ints | None) -> scripts.Script[None]: ...
 
+class _OutboxCloseFailures(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None, before: int | None) -> None: ...
+    def script(self, *, run_id: str | None, before: int | None) -> scripts.Script[None]: ...
+
 class _OutboxPostpone(Named):
     def __call__(self, conn: _Conn, /, *, error: str | None, after_s: float | None, event: int | None) -> Any: ...
     def script(self, *, error: str | None, after_s: float | None, event: int | None) -> scripts.Script[Any]: ...
@@ -1882,6 +1886,8 @@ class _Outbox:
     Columns: id, node_id, kind, attempts, node_status, node_error."""
     close: _OutboxClose
     """Close events. If `error` is not NULL, they are poison, and it is the reason."""
+    close_failures: _OutboxCloseFailures
+    """Close the open events of a run's nodes that failed before this generation, in which they run again."""
     postpone: _OutboxPostpone
     """Count a dispatch that failed, make the event due again later, and return how many failed."""
     unprocessed: _OutboxUnprocessed

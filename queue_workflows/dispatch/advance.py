@@ -116,6 +116,7 @@ def write(
         statements.runs.set_out_dir(conn, run_id=run_id, out_dir=run["out_dir"])
     if finished is None:
         _check_context(conn, run_id)
+        statements.outbox.close_failures(conn, run_id=run_id, before=run["generation"])
     if made is None:
         reader = run_cache.Reader(run_cache.in_open_transaction(conn), run_id)
         made = make_plan(progress, run, reader, finished)

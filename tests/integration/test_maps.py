@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import queue_workflows
-from queue_workflows import cli, errors, node_queue, runs
+from queue_workflows import cli, dispatcher, errors, node_queue, runs
 from tests.support import console, constants, flow, transitions
 
 pytestmark = pytest.mark.usefixtures("invariants_hold")
@@ -300,6 +300,20 @@ def test_a_retry_counts_the_nodes_of_a_map_once(
     runs.retry(run_id)
     toy.go()
     assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+
+
+def test_retry_runs_an_item_again_whose_failure_was_not_dispatched_yet(toy: flow.Flow) -> None:
+    seen = define(toy, [1, 2], at_once=1, may_fail=1)
+    run_id = toy.started()
+    flow.finish(run_id, "scan/scan", files=[1, 2])
+    flow.fail(run_id, "thumbs[1]/thumb", "no")
+    node_queue.mark_failed(flow.job(run_id, "thumbs[2]/thumb")["id"], error="no")
+    runs.cancel(run_id)
+    runs.retry(run_id)
+    dispatcher.start_run(run_id)
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    assert seen == [([{"of": 1}, {"of": 2}], [])]
 
 
 def test_a_retry_from_the_source_waits_for_an_item_that_still_runs(

@@ -30,6 +30,11 @@ SELECT e.id, e.node_id, e.kind, e.attempts, j.status AS node_status, j.error AS 
 UPDATE workflow_dispatch_events SET processed_at = now(), error = coalesce(%(error)s, error)
  WHERE id = ANY (%(events)s);
 
+-- name: close_failures none
+-- Close the open events of a run's nodes that failed before this generation, in which they run again.
+UPDATE workflow_dispatch_events SET processed_at = now()
+ WHERE run_id = %(run_id)s AND processed_at IS NULL AND kind = 'failed' AND generation < %(before)s;
+
 -- name: postpone value
 -- Count a dispatch that failed, make the event due again later, and return how many failed.
 UPDATE workflow_dispatch_events
