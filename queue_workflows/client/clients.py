@@ -99,7 +99,7 @@ class Client(_Base[verbs.Sync, httpx.Client]):
         while not follow.over:
             try:
                 with self._http.stream(**transport.opened(self._conn, follow)) as response:
-                    if response.is_success:
+                    if transport.begins(response):
                         follow.failures = 0
                         for received in response.iter_bytes():
                             yield from map(asked.item, follow.feed(received))
@@ -160,7 +160,7 @@ class AsyncClient(_Base[verbs.Async, httpx.AsyncClient]):
         while not follow.over:
             try:
                 async with self._http.stream(**transport.opened(self._conn, follow)) as response:
-                    if response.is_success:
+                    if transport.begins(response):
                         follow.failures = 0
                         async for received in response.aiter_bytes():
                             for event in follow.feed(received):

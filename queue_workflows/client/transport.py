@@ -144,6 +144,7 @@ def pause_s(conn: Connection, call: Call[Any], tries: int, got: Got) -> float | 
 
 # --- streams -----------------------------------------------------------------------------------
 
+_EVENTS: Final = "text/event-stream"
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Bytes of one event."""
 RETRY_S: Final = 2.0
@@ -226,7 +227,7 @@ class Follower:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers with which the stream is opened."""
-        found = {"accept": "text/event-stream"}
+        found = {"accept": _EVENTS}
         return found if self.last_id is None else found | {"last-event-id": self.last_id}
 
     def begin(self) -> None:
@@ -262,6 +263,14 @@ def opened(conn: Connection, follow: Follower) -> dict[str, Any]:
         "timeout": httpx.Timeout(conn.timeout_s, read=SILENCE_S),
         "follow_redirects": False,
     }
+
+
+def begins(response: httpx.Response) -> bool:
+    """Return whether a response is a stream; raise `ServiceFailed` for another one that is OK."""
+    kind = response.headers.get("content-type", _EVENTS)
+    if response.is_success and not kind.startswith(_EVENTS):
+        raise errors.ServiceFailed(f"a response of type {kind!r:.80}: this is not the service")
+    return response.is_success
 
 
 def reopen(conn: Connection, follow: Follower, got: Got) -> None:

@@ -389,6 +389,14 @@ def test_an_event_that_is_no_object_is_refused(data: bytes) -> None:
         parsed(b"data: " + data + b"\n\n")
 
 
+def test_a_page_of_another_server_is_no_stream() -> None:
+    page = httpx.Response(200, html="<p>Log in</p>")
+    handler, seen = replies(page, problem(410, "too-far-behind"))
+    with pytest.raises(errors.ServiceFailed, match=r"'text/html.*this is not the service"):
+        next(made(handler).events())
+    assert len(seen) == 1
+
+
 def test_an_endless_event_is_refused() -> None:
     part = b"x" * (1 << 20)
     for chunks in ([b"data: " + part + b"\n"] * 17, [part] * 17):
