@@ -692,7 +692,8 @@ class _EventExports:
     add_runs: _EventExportsAddRuns
     """Note runs with exported events, whose own end is to be exported."""
     ended_runs: _EventExportsEndedRuns
-    """Return up to `batch` of these runs that are over. The workflow of a deleted run is NULL.
+    """Return up to `batch` of these runs that are over, with all their nodes: a later event would export the run again. The
+    workflow of a deleted run is NULL.
     Columns: run_id, name, status, error, generation, priority, created_at, queued_at, started_at, finished_at, traceparent."""
     remove_runs: _EventExportsRemoveRuns
     """Forget runs whose end is exported."""

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import export
 from opentelemetry.sdk.trace.export import in_memory_span_exporter
 
 from queue_workflows import claim_worker, db, errors, jobs, runs
-from tests.support import collector, exports, factories
+from tests.support import collector, exports, factories, transitions
 from tests.support.flow import Flow
 from tests.support.wait import until
 
@@ -311,6 +311,21 @@ def test_a_run_is_a_trace(exported: Any, toy: Flow) -> None:
     assert run.start_time <= nodes[0].start_time and nodes[1].end_time <= run.end_time
     found = [each for each in runs.nodes(run_id) if each["node_id"] == "s/b"]
     assert found[0]["context_delta"]["span_id"] == f"{nodes[1].context.span_id:016x}"
+
+
+def test_a_run_that_ends_before_its_nodes_is_exported_once(conn: Any, exported: Any) -> None:
+    sink = Lists()
+    export_ = exported(sink)
+    run_id = factories.run(conn)
+    factories.node(conn, run_id, node_id="s/a")
+    held = transitions.claim_node(conn)
+    export_.run()
+    runs.cancel(run_id)
+    export_.run()
+    transitions.fail(conn, held)
+    for _ in range(2):
+        export_.run()
+    assert [each.name.split()[0] for each in sink.kept] == ["node", "run"]
 
 
 def test_enqueueing_in_a_span_stores_it(db: ModuleType) -> None:

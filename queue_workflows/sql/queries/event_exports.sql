@@ -94,12 +94,15 @@ SELECT %(name)s, r.run_id FROM unnest(%(runs)s::text[]) AS r (run_id)
     ON CONFLICT DO NOTHING;
 
 -- name: ended_runs many
--- Return up to `batch` of these runs that are over. The workflow of a deleted run is NULL.
+-- Return up to `batch` of these runs that are over, with all their nodes: a later event would export the run again. The
+-- workflow of a deleted run is NULL.
 SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.error, 2000) AS error,
        r.generation, r.priority, r.created_at, r.queued_at, r.started_at, r.finished_at,
        r.headers ->> 'traceparent' AS traceparent
   FROM event_export_runs o LEFT JOIN workflow_runs r ON r.id = o.run_id
  WHERE o.name = %(name)s AND (r.id IS NULL OR queue_workflows_is_terminal_run(r.status))
+   AND NOT EXISTS (SELECT FROM workflow_node_jobs j
+                    WHERE j.run_id = o.run_id AND NOT queue_workflows_is_terminal_job(j.status) OFFSET 0)
  LIMIT %(batch)s;
 
 -- name: remove_runs none
