@@ -675,7 +675,7 @@ class _EventExports:
     """Note that all events up to these are exported. Returns no row if another process has the export.
     Columns: name."""
     prune: _EventExportsPrune
-    """Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now."""
+    """Delete up to `batch` exports that no process has had for over `days` days, so that their next events are deleted."""
     last_ids: _EventExportsLastIds
     """Return the last event ids that any transaction has taken, committed or not.
     Columns: node_event, ingest_event."""
@@ -692,8 +692,8 @@ class _EventExports:
     add_runs: _EventExportsAddRuns
     """Note runs with exported events, whose own end is to be exported."""
     ended_runs: _EventExportsEndedRuns
-    """Return up to `batch` of these runs that are over, with all their nodes: a later event would export the run again. The
-    workflow of a deleted run is NULL.
+    """Return up to `batch` of these runs that are over, with all their nodes, since a later event would export the run again.
+    The workflow of a deleted run is NULL.
     Columns: run_id, name, status, error, generation, priority, created_at, queued_at, started_at, finished_at, traceparent."""
     remove_runs: _EventExportsRemoveRuns
     """Forget runs whose end is exported."""

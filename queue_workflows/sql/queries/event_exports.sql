@@ -30,7 +30,7 @@ UPDATE event_exports SET node_event = %(node_event)s, ingest_event = %(ingest_ev
 RETURNING name;
 
 -- name: prune count
--- Delete up to `batch` exports that no process has had for over `days` days: their next events are deleted by now.
+-- Delete up to `batch` exports that no process has had for over `days` days, so that their next events are deleted.
 DELETE FROM event_exports WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM event_exports
      WHERE greatest(taken_until, updated_at) < now() - %(days)s * interval '1 day'
@@ -94,8 +94,8 @@ SELECT %(name)s, r.run_id FROM unnest(%(runs)s::text[]) AS r (run_id)
     ON CONFLICT DO NOTHING;
 
 -- name: ended_runs many
--- Return up to `batch` of these runs that are over, with all their nodes: a later event would export the run again. The
--- workflow of a deleted run is NULL.
+-- Return up to `batch` of these runs that are over, with all their nodes, since a later event would export the run again.
+-- The workflow of a deleted run is NULL.
 SELECT o.run_id, left(r.workflow_name, 500) AS name, r.status::text, left(r.error, 2000) AS error,
        r.generation, r.priority, r.created_at, r.queued_at, r.started_at, r.finished_at,
        r.headers ->> 'traceparent' AS traceparent

@@ -89,7 +89,7 @@ WITH waits AS MATERIALIZED (
        AND s.state = 'waiting'
        FOR UPDATE SKIP LOCKED),
 ended AS MATERIALIZED (
-    -- Another transaction has noted the event, or is about to: then no other wait may delay the job.
+    -- Another transaction has noted the event, or is about to. Then no other wait may delay the job.
     SELECT FROM job_steps s
      WHERE s.job_table = 'ingest_jobs' AND s.job_id = %(job)s AND s.claim_no = %(claim)s
        AND s.kind = 'event' AND s.state <> 'done' AND s.id <> ALL (ARRAY(SELECT w.id FROM waits w))),
