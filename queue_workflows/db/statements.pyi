@@ -2712,8 +2712,8 @@ class _RunsContext(Named):
     def script(self, *, run_id: str | None) -> scripts.Script[Any]: ...
 
 class _RunsFreezeDefinition(Named):
-    def __call__(self, conn: _Conn, /, *, definition: str | None, digest: str | None, run_id: str | None) -> int: ...
-    def script(self, *, definition: str | None, digest: str | None, run_id: str | None) -> scripts.Script[None]: ...
+    def __call__(self, conn: _Conn, /, *, definition: str | None, digest: str | None, run_id: str | None, workflow: str | None) -> int: ...
+    def script(self, *, definition: str | None, digest: str | None, run_id: str | None, workflow: str | None) -> scripts.Script[None]: ...
 
 class _RunsStart(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> int: ...
@@ -2800,7 +2800,7 @@ class _Runs:
     them, without the runs `set_aside`. `undefined`: also the runs that have no definition yet.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
     startable_if_free: _RunsStartableIfFree
-    """Return runs as `startable` does, without the ones that another transaction has locked.
+    """Return runs as `startable` does, except locked runs.
     Columns: id, workflow_name, status, priority, mode, out_dir, generation, revision, start_attempts, has_definition, born, version."""
     undefined: _RunsUndefined
     """Return the ids of queued runs that may start now and have no definition yet."""
@@ -2828,7 +2828,7 @@ class _Runs:
     context: _RunsContext
     """Return a run's own context, without the outputs of its nodes."""
     freeze_definition: _RunsFreezeDefinition
-    """Store the definition of a run that has none."""
+    """Store the definition of a run that has none, and still has this workflow."""
     start: _RunsStart
     """Change a queued run to running."""
     start_fresh: _RunsStartFresh

@@ -180,7 +180,7 @@ def plan_and_write(
                     locked is not None
                     and expected(locked)
                     and run_cache.identity(locked) == identity
-                    and (unfrozen is None or run_cache.freeze(conn, locked, unfrozen))
+                    and (unfrozen is None or run_cache.freeze(conn, run, unfrozen))
                 ):
                     count, _ = write(conn, locked, progress, finished, events, made)
                     settle(conn)

@@ -368,6 +368,6 @@ def keep(run: Row, progress: plan.Progress | None) -> None:
 
 
 def freeze(conn: db.Connection, run: Row, made: Definition) -> bool:
-    """Store a definition under the run's lock; return False if the run has one already."""
-    given = {"definition": made.text, "digest": made.digest}
+    """Store a definition under the run's lock; return False if it has one, or another workflow."""
+    given = {"definition": made.text, "digest": made.digest, "workflow": run["workflow_name"]}
     return statements.runs.freeze_definition(conn, run_id=run["id"], **given) == 1

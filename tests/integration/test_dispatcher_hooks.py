@@ -190,6 +190,23 @@ def test_a_provider_that_does_not_know_a_run_does_not_end_it_once_another_has_st
     assert (flow.status(run_id), flow.run(run_id)["error"]) == ("running", None)
 
 
+def test_a_run_that_gets_another_workflow_while_it_starts_has_the_graph_of_that(
+    toy: flow.Flow,
+) -> None:
+    toy.dag(a="")
+    toy.define(flow.step("t"), name="other", t=flow.nodes(b=""))
+    run_id = toy.submit()
+
+    def slow(name: str) -> Any:
+        run_store.update_run(run_id, workflow_name="other")
+        return toy.workflows[name]
+
+    queue_workflows.set_workflow_provider(slow, toy.pipelines.__getitem__)
+    toy.look()
+    toy.look()
+    assert flow.states(run_id) == {"t/b": "queued"}
+
+
 def test_a_check_ends_and_starts_others_although_an_app_has_locked_a_whole_round_of_runs(
     toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ RETURNING *;
 {startable()};
 
 -- name: startable_if_free many prepared
--- Return runs as `startable` does, without the ones that another transaction has locked.
+-- Return runs as `startable` does, except locked runs.
 {startable()} FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: undefined column
@@ -115,10 +115,10 @@ SELECT jsonb_typeof(context) AS kind FROM workflow_runs WHERE id = %(run_id)s;
 SELECT context FROM workflow_runs WHERE id = %(run_id)s;
 
 -- name: freeze_definition count prepared
--- Store the definition of a run that has none.
+-- Store the definition of a run that has none, and still has this workflow.
 UPDATE workflow_runs
    SET definition = %(definition)s::jsonb, definition_hash = %(digest)s, updated_at = now()
- WHERE id = %(run_id)s AND definition IS NULL;
+ WHERE id = %(run_id)s AND definition IS NULL AND workflow_name = %(workflow)s;
 
 -- name: start count prepared
 -- Change a queued run to running.
