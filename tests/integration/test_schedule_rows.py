@@ -596,6 +596,20 @@ def test_a_resume_beside_a_scheduler_that_has_read_the_clock_fires_nothing_of_th
     assert fires() == [("s", 5, None), ("s", 125, None)]
 
 
+def test_a_resume_in_a_long_transaction_fires_nothing_of_the_pause_before(db: ModuleType):
+    """The transaction begins before the instant, and resumes the schedule after it."""
+    schedules.add("s", "every 1s", task_name="prices", queue="fetch", overlap="allow")
+    schedules.pause("s")
+    with db.connection() as conn:
+        began = factories.one(conn, "SELECT now()")
+        wait.until(lambda: factories.one(conn, "SELECT clock_timestamp() > now() + '1.1 s'"))
+        schedules.resume("s", conn=conn)
+        resumed = factories.one(conn, "SELECT clock_timestamp()")
+    Ticker().run_once()
+    assert all(row["fire_at"] > resumed for row in rows("SELECT * FROM schedule_fires"))
+    assert began + timedelta(seconds=1) < resumed
+
+
 def test_an_entry_removed_from_the_code_is_marked_and_a_changed_one_has_its_changes(db: ModuleType):
     clock = Clock(TEN)
     put(clock, hourly("a"), hourly("b"))

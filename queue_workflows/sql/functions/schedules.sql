@@ -48,7 +48,7 @@ BEGIN
     NEW.wake_at := NULL;
     NEW.ended := false;
     NEW.error := NULL;
-    NEW.changed_at := now();
+    NEW.changed_at := clock_timestamp();
     PERFORM pg_notify('schedules_changed', '');
     RETURN NEW;
 END $$;
