@@ -175,7 +175,7 @@ class Expansion:
         limit, nodes = graph.MAX_NODES_PER_RUN, self._graph.nodes
         if self._nodes is None:
             roots = [node.id for node in nodes.values() if node.map is not None]
-            stored = statements.maps.nodes(self._conn, run_id=self._run_id, maps=roots)
+            stored: int = statements.maps.nodes(self._conn, run_id=self._run_id, maps=roots)
             self._nodes = len(nodes) + stored
         self._nodes += made
         if self._nodes > limit:
