@@ -283,10 +283,9 @@ class Fleet:
                 "the reason"
             )
         how = f"signal {death.signal}" if death.signal else f"exit code {death.code}"
-        delay_s = self._rule.after_exit(death.code, time.monotonic() - self._began) or 0.0
-        text = "the parent of our processes ended with %s: starting another one in %.1f s"
-        _log.warning(text, how, delay_s)
-        self._due = time.monotonic() + delay_s
+        _log.warning("the parent of our processes ended with %s: starting another one", how)
+        delay_s = self._rule.after_exit(death.code, time.monotonic() - self._began)
+        self._due = time.monotonic() + (delay_s or 0.0)
 
     def stop(self, again: signals.StopRequest) -> None:
         """Stop them, and wait for it. Each further request in `again` hurries them."""

@@ -158,13 +158,13 @@ SILENCE_S: Final = 60.0
 class Parser:
     """Makes events of the bytes of a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, retry_s: float = RETRY_S) -> None:
         self._buffer = b""
         self._kind = ""
         self._id = ""
         self._data: list[str] = []
         self._size = 0
-        self.retry_s = RETRY_S
+        self.retry_s = retry_s
         """How long to wait before the stream is opened again."""
 
     def feed(self, received: bytes) -> Iterator[Event]:
@@ -230,12 +230,6 @@ class Follower:
         found = {"accept": _EVENTS}
         return found if self.last_id is None else found | {"last-event-id": self.last_id}
 
-    def begin(self) -> None:
-        """Forget the rest of an interrupted stream."""
-        retry_s = self.parser.retry_s
-        self.parser = Parser()
-        self.parser.retry_s = retry_s
-
     def feed(self, received: bytes) -> Iterator[Event]:
         """Yield the events that were not returned before."""
         for event in self.parser.feed(received):
@@ -254,7 +248,7 @@ class Follower:
 
 def opened(conn: Connection, follow: Follower) -> dict[str, Any]:
     """Return the request with which a stream is opened."""
-    follow.begin()
+    follow.parser = Parser(follow.parser.retry_s)  # without the rest of an interrupted stream
     return {
         "method": "GET",
         "url": conn.url + follow.path,

@@ -244,9 +244,8 @@ def job_change(row: Row) -> Change:
 
 def run_change(row: Row) -> Change:
     """Return the state of a run as a change."""
-    begun = [at for at in (row["started_at"], row["queued_at"]) if at is not None]
     # A run that is retried keeps its first start.
-    at = row["finished_at"] or max(begun, default=row["created_at"])
-    data = {**row, "run_id": row["id"], "at": at}
+    begun = max(filter(None, (row["started_at"], row["queued_at"], row["created_at"])))
+    data = {**row, "run_id": row["id"], "at": row["finished_at"] or begun}
     state = "q" if row["status"] == "queued" else "r"
-    return Change(f"{_place(at)}-{state}{row['generation']}", "run", data)
+    return Change(f"{_place(data['at'])}-{state}{row['generation']}", "run", data)

@@ -153,9 +153,10 @@ class Form:
         with acts.acting(session.of(self._request).name, reason=self.reason, via="http"):
             try:
                 return await state.of(self._request).calls.run(call, *args, **keywords)
-            except db.Error as error:
-                if may_have_acted(error):
-                    self._request.state.answer = None  # so the form counts as sent
+            except (db.OperationalError, db.InterfaceError) as error:
+                if error.sqlstate is None:
+                    # The connection was perhaps lost after a COMMIT, so the form counts as sent.
+                    self._request.state.answer = None
                 raise
 
     def confirm(self, count: int) -> None:
@@ -189,12 +190,6 @@ class Form:
         answer = Answer(found.headers["location"], message, links, undo, time.monotonic())
         self._request.state.answer.set_result(answer)
         return found
-
-
-def may_have_acted(error: BaseException) -> bool:
-    """Return whether a connection was lost, perhaps after a COMMIT."""
-    is_lost = isinstance(error, (db.OperationalError, db.InterfaceError))
-    return is_lost and error.sqlstate is None
 
 
 def local(path: str) -> str:
@@ -271,8 +266,7 @@ def sign_selection(request: Request, chosen: Selection) -> str:
 def _selected(own: session.Session, sent: FormData, kind: str) -> Selection:
     """Return the signed selection of a form, or the part of it whose boxes are checked.
 
-    The checked ones count beside the box `whole`, too: scripts check all, and then some are not.
-    A forged one, and another kind or scope, is refused.
+    The box `whole` counts if none is. A forged one, and another kind or scope, is refused.
     """
     found = session.content_of(own.digest, "selection", str(sent.get("selection", "")))
     if found is None or found[0] != kind:

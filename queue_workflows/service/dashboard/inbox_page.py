@@ -160,9 +160,8 @@ async def answer(request: Request) -> Response:
         try:
             value = os.fspath(saved) if saved is not None else _given(asked, form.values)
             runs.answer(run_id, node_id, value, check=True)
-        except BaseException as error:
-            # If the connection was lost after a COMMIT, the answer names the file.
-            if saved is not None and not forms.may_have_acted(error):
+        except errors.QueueWorkflowsError:  # after a lost connection, the answer may name the file
+            if saved is not None:
                 saved.unlink(missing_ok=True)
             raise
         return display.compact(view.redacted(value), 120)

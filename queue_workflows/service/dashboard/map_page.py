@@ -74,7 +74,7 @@ def _map(
     ids = {failures.group_id(each["signature"] or ""): each["signature"] for each in groups}
     rows = statements.run_page.items(
         conn, **where, state=None if state == "all" else state, text=chosen["q"],
-        signature=chosen["error"] and ids.get(chosen["error"], chosen["error"]),
+        signature=ids.get(chosen["error"], chosen["error"]),
         start=chosen["start"], limit=view.PAGE + 1,
     )  # fmt: skip
     query = {"node": name, "state": state, "q": chosen["q"], "error": chosen["error"]}
@@ -82,8 +82,7 @@ def _map(
     there = view.path("/runs/", run_id, "map")
     return found | {
         "rows": rows[:view.PAGE], "chosen": chosen | {"state": state}, "groups": groups,
-        "grouped": grouped, "ids": [*ids],
-        "pieces": strip.pieces(worst, own["total"]),
+        "grouped": grouped, "ids": [*ids], "pieces": strip.pieces(worst, own["total"]),
         "pages": view.Pager(there, query, following, chosen["start"] == 0),
     }  # fmt: skip
 

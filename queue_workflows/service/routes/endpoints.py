@@ -176,8 +176,8 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
     """Add the endpoint of a request, with its documentation; `more`: of the route.
 
     `answer` takes the request of the catalog, the HTTP request, and what `_BESIDE` names; a plain
-    function is called on a thread. A queue in the path that is unknown is not found. An answer with
-    an ETag may be 304.
+    function is called on a thread, which also encodes its answer, as a large one takes long. A
+    queue in the path that is unknown is not found. An answer with an ETag may be 304.
     """
     beside = _BESIDE.get(kind, {})
     on_loop = inspect.iscoroutinefunction(answer)
@@ -196,7 +196,6 @@ def add(router: fastapi.APIRouter, kind: Kind, answer: Callable[..., Any], **mor
             with acts.acting(user(request) or _token(request), via="http"):
                 if on_loop:
                     return encoded(await answer(asked, request, **further))
-                # On the thread, too, since a large value takes long to encode.
                 call = state.of(request).calls.run
                 return await call(lambda: encoded(answer(asked, request, **further)))
         except errors.UnknownQueue as error:

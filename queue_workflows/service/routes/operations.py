@@ -55,11 +55,9 @@ async def _watched(
 
     def look() -> tuple[Response, bool]:
         """Return the reply, and whether it is news. On a thread, as a large value takes long."""
-        found = read()
+        found, has_tag = read(), "if-none-match" in http.headers
         reply = responses.tagged(http, found)
-        if "if-none-match" in http.headers:
-            return reply, reply.status_code != 304
-        return reply, found["status"] in final
+        return reply, reply.status_code != 304 if has_tag else found["status"] in final
 
     own = state.of(http)
     reply, is_news = await own.calls.run(look)
@@ -69,11 +67,9 @@ async def _watched(
             while True:
                 reply, is_news = await own.calls.run(look)
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or reader.closed or is_news:
+                if left_s <= 0 or reader.closed or is_news or await http.is_disconnected():
                     break
                 await reader.next(min(left_s, RECHECK_S))
-                if await http.is_disconnected():
-                    break  # the client is gone; the slot is free
     return reply
 
 
