@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -17,7 +18,8 @@ from queue_workflows.dispatch import expansion, run_cache
 from queue_workflows.types import TERMINAL_RUN_STATUSES, Row, Unreadable
 
 _log = logging.getLogger(__name__)
-STARTS, STARTS_A_ROUND = "start of run", 50
+STARTS, STARTS_A_ROUND, STARTS_S = "start of run", 50, 1.0
+"""The last one: seconds of starts, each with calls of the app, before events get their turn."""
 State: TypeAlias = Callable[[Row], bool]
 NEVER_RUNS = (
     errors.InvalidWorkflow,
@@ -40,10 +42,7 @@ def is_queued(run: Row) -> bool:
 
 
 def is_live(run: Row) -> bool:
-    """Return whether a run of this app was started and has not ended.
-
-    A status of the app's own counts as live.
-    """
+    """Return whether a run was started and has not ended; a status of the app's own counts, too."""
     return run["mode"] == "node" and run["status"] not in TERMINAL_RUN_STATUSES | {"queued"}
 
 
@@ -295,10 +294,7 @@ def _start(
     head: Row | None = None,
     expected: State = is_queued,
 ) -> int | None:
-    """Start a run and return the number of new rows.
-
-    Returns None if the run is not as `expected`, or if it is locked and `nowait` is set.
-    """
+    """Return the number of new rows; None if the run is not as `expected`, or locked (`nowait`)."""
     run_cache.forget(run_id)
     try:
         return plan_and_write(begin, run_id, None, expected=expected, nowait=nowait, head=head)
@@ -319,7 +315,7 @@ def start_queued(
     """
     kept = rows or row_isolation.Isolation()
     able = hooks.has_provider()
-    started, waiting = 0, list[str]()
+    started, waiting, until = 0, list[str](), time.monotonic() + STARTS_S
     if not able:
         with run_cache.reading(begin) as conn:
             waiting = statements.runs.undefined(conn, limit=1)
@@ -331,11 +327,11 @@ def start_queued(
             break
         with run_cache.reading(begin) as conn:
             heads = look(conn, undefined=able, set_aside=kept.aside(STARTS), limit=STARTS_A_ROUND)
-        for head in heads:
+        for head in itertools.takewhile(lambda _: time.monotonic() < until, heads):
             start = functools.partial(_start, head["id"], begin, nowait=True, head=head)
             delay = functools.partial(_delay, begin, head["id"])
             started += kept.attempt(STARTS, head["id"], start, delay) is not None
-        more = len(heads) == STARTS_A_ROUND
+        more = len(heads) == STARTS_A_ROUND or time.monotonic() >= until
     return started, waiting, started > 0 and more
 
 

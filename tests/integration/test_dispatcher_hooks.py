@@ -207,6 +207,28 @@ def test_a_run_that_gets_another_workflow_while_it_starts_has_the_graph_of_that(
     assert flow.states(run_id) == {"t/b": "queued"}
 
 
+def test_a_slow_provider_lets_events_have_their_turn_between_the_starts(
+    toy: flow.Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants.put(monkeypatch, "dispatch.advance.STARTS_S", 0.1)
+    toy.dag(a="", b="a")
+    under_way = toy.started()
+    flow.complete(under_way, "s/a")
+    toy.define(flow.step("s"), name="slow")
+    for _ in range(5):
+        toy.submit(workflow_name="slow")
+    seen: list[str] = []
+
+    def slow(name: str) -> Any:
+        seen.append(flow.states(under_way).get("s/b", "waits"))
+        time.sleep(0.11)
+        return toy.workflows[name]
+
+    queue_workflows.set_workflow_provider(slow, toy.pipelines.__getitem__)
+    toy.look()
+    assert seen == ["waits", *["queued"] * 4]
+
+
 def test_a_check_ends_and_starts_others_although_an_app_has_locked_a_whole_round_of_runs(
     toy: flow.Flow, conn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
