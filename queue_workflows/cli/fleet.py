@@ -39,6 +39,7 @@ from queue_workflows.worker import parent, shapes
 
 _log = logging.getLogger(__name__)
 _STOP_S = 60.0
+"""Seconds that processes get to end, beyond those of their running jobs."""
 _HURRY_S = 0.2
 _EXECUTED = """
 import sys
@@ -293,7 +294,8 @@ class Fleet:
         if running is None:
             return
         running.send(signal.SIGTERM)
-        passed_on, deadline = 1, time.monotonic() + _STOP_S
+        passed_on = 1
+        deadline = time.monotonic() + config.SHUTDOWN_TIMEOUT_S.read() + _STOP_S
         while running.wait(_HURRY_S) is None and time.monotonic() < deadline:
             self._print_said()
             if again.count > passed_on:

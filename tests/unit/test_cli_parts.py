@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -439,3 +440,21 @@ def test_a_parent_that_dies_again_and_again_is_replaced_after_growing_pauses(
     pauses = [later - earlier for earlier, later in itertools.pairwise(begun)]
     assert pauses == sorted(pauses)
     assert 5 <= len(begun) <= 12
+
+
+def test_a_stop_waits_as_long_as_running_jobs_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clocks.Clock(0.0)
+    parent = Mock(spec=supervisor.Child)
+
+    def wait(seconds: float) -> supervisor.Death | None:
+        clock.now += seconds
+        return supervisor.Death(0, None, 0) if clock.now > 290 else None
+
+    parent.wait.side_effect = wait
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(supervisor, "Child", lambda *_, **__: parent)
+    monkeypatch.setenv("QUEUE_WORKFLOWS_SHUTDOWN_TIMEOUT_S", "300")
+    own = fleet.Fleet()
+    own.start([], None)
+    own.stop(signals.StopRequest())
+    assert clock.now > 290
