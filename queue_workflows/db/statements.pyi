@@ -2719,6 +2719,10 @@ class _RunsStart(Named):
     def __call__(self, conn: _Conn, /, *, run_id: str | None) -> int: ...
     def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
 
+class _RunsStartAgain(Named):
+    def __call__(self, conn: _Conn, /, *, run_id: str | None) -> None: ...
+    def script(self, *, run_id: str | None) -> scripts.Script[None]: ...
+
 class _RunsStartFresh(Named):
     def __call__(self, conn: _Conn, /, *, generation: int | None, born: int | None, definition: str | None, digest: str | None, nodes: str | None, out_dir: str | None, run_id: str | None, version: str | None) -> Any: ...
     def script(self, *, generation: int | None, born: int | None, definition: str | None, digest: str | None, nodes: str | None, out_dir: str | None, run_id: str | None, version: str | None) -> scripts.Script[Any]: ...
@@ -2831,6 +2835,8 @@ class _Runs:
     """Store the definition of a run that has none, and still has this workflow."""
     start: _RunsStart
     """Change a queued run to running."""
+    start_again: _RunsStartAgain
+    """Queue a run that is not over again, at its place, so that its start opens what is left of its maps."""
     start_fresh: _RunsStartFresh
     """Start a run that never started: freeze its definition, change it to running, insert its first nodes. Return how
     many nodes it inserted, or NULL if the run has changed since the caller read it, or is locked. Returns no row

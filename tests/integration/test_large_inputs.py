@@ -213,6 +213,23 @@ def test_a_map_opens_its_items_in_parts(toy: flow.Flow, conn: Any, most: int) ->
     assert sum(sizes) > most > max(sizes)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_items_that_only_start_child_runs_open_in_parts(
+    toy: flow.Flow, conn: Any, most: int, first: bool
+) -> None:
+    one = {"id": "one", "kind": "run", "workflow": "small", "wait": False}
+    one["inputs"] = {"big": {"$from": "big"}}
+    step = {"id": "m", "kind": "map", "over": {"$from": "items"}, "steps": [one]}
+    toy.define(flow.step("t"), name="small", t=flow.nodes(a=""))
+    toy.define(*([] if first else [flow.step("t")]), step | ({} if first else {"depends_on": "t"}))
+    items = [f"i{n}" for n in range(2 * most // len(BIG) * PART)]
+    run_id = toy.submit(context={"big": BIG[: len(BIG) // PART], "items": items})
+    toy.go()
+    assert flow.status(run_id) == "completed", flow.run(run_id)["error"]
+    children = "SELECT count(*) FROM workflow_runs WHERE parent_run_id IS NOT NULL"
+    assert factories.column(conn, children) == [len(items)]
+
+
 def test_items_that_fit_alone_but_not_together_open_one_after_the_other(
     toy: flow.Flow, most: int
 ) -> None:

@@ -127,6 +127,11 @@ UPDATE workflow_runs
        available_at = NULL, updated_at = now()
  WHERE id = %(run_id)s AND status = 'queued';
 
+-- name: start_again none
+-- Queue a run that is not over again, at its place, so that its start opens what is left of its maps.
+UPDATE workflow_runs SET status = 'queued', updated_at = now()
+ WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status);
+
 -- name: start_fresh value prepared
 -- Start a run that never started: freeze its definition, change it to running, insert its first nodes. Return how
 -- many nodes it inserted, or NULL if the run has changed since the caller read it, or is locked. Returns no row
