@@ -565,7 +565,8 @@ BEGIN
     UPDATE workflow_runs r SET status = 'cancelled', finished_at = now(), updated_at = now()
      WHERE r.id = ANY (ARRAY(
                SELECT j.child_run_id FROM workflow_node_jobs j
-                WHERE j.run_id = NEW.id AND (j.status = 'awaiting_input') IS TRUE AND j.child_run_id IS NOT NULL
+                WHERE j.run_id = NEW.id AND (j.status IN ('awaiting_input', 'cancelled')) IS TRUE
+                  AND j.child_run_id IS NOT NULL AND starts_with(j.node_module, '__run__')
                 ORDER BY j.child_run_id))
        AND r.parent_run_id = NEW.id AND r.mode = 'node' AND NOT queue_workflows_is_terminal_run(r.status);
     RETURN NULL;

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queue_workflows import check, db, declare, errors, history, node, runs, workflow
+from queue_workflows import check, db, declare, errors, history, jobs, node, runs, workflow
 from tests.support import console, factories, flow, sweeps
 from tests.support.wait import until
 
@@ -232,6 +232,14 @@ def test_cancel_of_the_parent_cancels_its_children(toy: flow.Flow) -> None:
     toy.go()
     assert flow.status(run_id) == "completed"
     assert (child(run_id, "outer"), child(middle)) == (middle, inside)
+
+
+def test_cancel_of_the_node_cancels_the_parent_and_the_child(toy: flow.Flow, conn: Any) -> None:
+    run_id = submit()
+    inside = started(run_id, toy)
+    assert jobs.cancel(flow.job(run_id, "inner")["id"])
+    sweeps.end_stalled(conn)
+    assert (flow.status(run_id), flow.status(inside)) == ("cancelled", "cancelled")
 
 
 def test_a_failure_beside_the_node_cancels_the_child(toy: flow.Flow) -> None:

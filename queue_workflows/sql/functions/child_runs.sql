@@ -100,14 +100,15 @@ BEGIN
 END $$;
 
 -- Cancel the children of a run that fails or is cancelled, before its own nodes: the end of a child locks the child
--- first and the parent's node second, and so does this.
+-- first and the parent's node second, and so does this. A node that was cancelled has waited for its child.
 CREATE OR REPLACE FUNCTION queue_workflows_cancel_children() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     UPDATE workflow_runs r SET status = 'cancelled', finished_at = now(), updated_at = now()
      WHERE r.id = ANY (ARRAY(
                SELECT j.child_run_id FROM workflow_node_jobs j
-                WHERE j.run_id = NEW.id AND (j.status = 'awaiting_input') IS TRUE AND j.child_run_id IS NOT NULL
+                WHERE j.run_id = NEW.id AND (j.status IN ('awaiting_input', 'cancelled')) IS TRUE
+                  AND j.child_run_id IS NOT NULL AND starts_with(j.node_module, '__run__')
                 ORDER BY j.child_run_id))
        AND r.parent_run_id = NEW.id AND r.mode = 'node' AND NOT queue_workflows_is_terminal_run(r.status);
     RETURN NULL;
