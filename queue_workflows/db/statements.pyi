@@ -2836,7 +2836,7 @@ class _Runs:
     start: _RunsStart
     """Change a queued run to running."""
     start_again: _RunsStartAgain
-    """Queue a run that is not over again, at its place, so that its start opens what is left of its maps."""
+    """Queue a run that is not over again, at its place, so that its start opens the remaining items of maps."""
     start_fresh: _RunsStartFresh
     """Start a run that never started: freeze its definition, change it to running, insert its first nodes. Return how
     many nodes it inserted, or NULL if the run has changed since the caller read it, or is locked. Returns no row

@@ -128,7 +128,7 @@ UPDATE workflow_runs
  WHERE id = %(run_id)s AND status = 'queued';
 
 -- name: start_again none
--- Queue a run that is not over again, at its place, so that its start opens what is left of its maps.
+-- Queue a run that is not over again, at its place, so that its start opens the remaining items of maps.
 UPDATE workflow_runs SET status = 'queued', updated_at = now()
  WHERE id = %(run_id)s AND NOT queue_workflows_is_terminal_run(status);
 
